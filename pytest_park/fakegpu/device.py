@@ -1,0 +1,289 @@
+"""`FakeDevice`, what a test holds in its hand, and `activate`, which makes it exist for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pytest_park.sizes import format_bytes, parse_size
+
+from . import active
+from .allocator import Block, CachingAllocator, OutOfDeviceMemory
+from .driver import Driver, Report
+from .faults import Fuse
+from .ledger import Entry, expire
+from .registration import NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One copy between host and device or between devices. *bytes* are those of the source."""
+
+    kind: Literal["h2d", "d2h", "d2d"]
+    bytes: int
+    pinned: bool
+    blocking: bool
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """A storage that occupies device memory now: *requested* bytes in a block of *bytes*."""
+
+    device: torch.device
+    bytes: int
+    requested: int
+    storage: torch.UntypedStorage
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Device memory at one moment, *seconds* after `FakeDevice.record_memory` was turned on."""
+
+    seconds: float
+    allocated: int
+    reserved: int
+
+
+class FakeDevice:
+    """A fake accelerator with *memory* bytes. All sizes are in bytes; setters also take text such as ``"64 MiB"``."""
+
+    def __init__(self, index: int, memory: int) -> None:
+        self.index = index
+        self.device = torch.device(NAME, index)
+        self._driver = Driver(memory)
+        self.allocator = CachingAllocator(self._driver)
+        self.entries: set[Entry] = set()
+        self.transfers: list[Transfer] = []
+        self.generator = torch.Generator("cpu")
+        self.stream = 0
+        self.memory_log: list[MemorySample] = []
+        self.marks: list[tuple[float, str]] = []
+        self._recording_since: float | None = None
+        self._allocation_fuse = Fuse("allocation")
+        self._host_copy_fuse = Fuse("host copy")
+        self._device_copy_fuse = Fuse("device copy")
+
+    def __repr__(self) -> str:
+        return f"<FakeDevice {self.device}: {format_bytes(self.allocated)} of {format_bytes(self.memory)} allocated>"
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> tuple[FakeDevice, ...]:
+        """All fake devices that were activated together, by index."""
+        return tuple(active.cards)
+
+    @property
+    def memory(self) -> int:
+        """Capacity of the device."""
+        return self._driver.total
+
+    @property
+    def free(self) -> int:
+        """What the driver reports as free; raises if it was told to."""
+        return self.mem_get_info()[0]
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in live blocks, each rounded up to 512, as ``torch.cuda.memory_allocated`` counts."""
+        return self.allocator.allocated
+
+    @property
+    def requested(self) -> int:
+        """Bytes of live storages, exactly."""
+        return self.allocator.requested
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the driver, in use or cached."""
+        return self.allocator.reserved
+
+    @property
+    def peak_allocated(self) -> int:
+        """The highest `allocated` since activation or `reset_peak`."""
+        self.allocator.settle()
+        return self.allocator.all.allocated_bytes.peak
+
+    @property
+    def allocations(self) -> int:
+        """How many allocations there were so far."""
+        return self.allocator.all.allocation.allocated
+
+    def reset_peak(self) -> None:
+        """Start a new measurement of the peaks from what is live now."""
+        self.allocator.settle()
+        self.allocator.reset_peaks()
+
+    def empty_cache(self) -> None:
+        """Give cached segments back to the driver."""
+        self.allocator.empty_cache()
+
+    def live_storages(self) -> list[LiveStorage]:
+        """The storages that occupy memory now, largest first."""
+        found = []
+        for entry in list(self.entries):
+            storage = entry()
+            if storage is not None:
+                found.append(LiveStorage(self.device, entry.block.size, entry.block.requested, storage))
+        return sorted(found, key=lambda live: -live.bytes)
+
+    # -- driver -------------------------------------------------------------------------------------------------------
+
+    @property
+    def other_process(self) -> int:
+        """Bytes that another process holds; what the driver has free falls by exactly so many."""
+        return self._driver.other_process
+
+    @other_process.setter
+    def other_process(self, size: int | str) -> None:
+        self._driver.other_process = parse_size(size)
+
+    @property
+    def driver(self) -> Report:
+        """How the driver answers ``mem_get_info``: honest, or one of the lies that real drivers tell."""
+        return self._driver.report
+
+    @driver.setter
+    def driver(self, report: Report) -> None:
+        self._driver.report = report
+
+    @property
+    def cap(self) -> int | None:
+        """The process cap in bytes, if there is one."""
+        return self._driver.cap
+
+    def set_cap(self, size: int | str | None) -> None:
+        """Limit what this process may reserve, as ``set_per_process_memory_fraction`` does; the driver's free memory
+        does not show it. ``None`` lifts it."""
+        self._driver.cap = None if size is None else parse_size(size)
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """(free, total) as the driver reports them."""
+        return self._driver.mem_get_info()
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def fail_allocation(self, after: int = 1, error: BaseException | None = None) -> None:
+        """Let the *after*-th device allocation from now fail once, with ``torch.OutOfMemoryError`` or *error*."""
+        self._allocation_fuse.arm(after, error or torch.OutOfMemoryError(f"fakegpu out of memory, as asked (k = {after})"))
+
+    def fail_host_copy(self, after: int = 1, error: BaseException | None = None) -> None:
+        """Let the *after*-th copy to the host from now fail once, with ``MemoryError`` or *error*."""
+        self._host_copy_fuse.arm(after, error or MemoryError(f"no host memory for a copy, as asked (k = {after})"))
+
+    def fail_device_copy(self, after: int = 1, error: BaseException | None = None) -> None:
+        """Let the *after*-th copy to the device from now fail once, with ``torch.OutOfMemoryError`` or *error*."""
+        self._device_copy_fuse.arm(after, error or torch.OutOfMemoryError(f"fakegpu copy failed, as asked (k = {after})"))
+
+    def clear_faults(self) -> None:
+        """Forget all faults that have not happened yet."""
+        for fuse in (self._allocation_fuse, self._host_copy_fuse, self._device_copy_fuse):
+            fuse.disarm()
+
+    # -- record -------------------------------------------------------------------------------------------------------
+
+    def clear_transfers(self) -> None:
+        self.transfers.clear()
+
+    def record_memory(self, on: bool = True) -> None:
+        """Add a sample to `memory_log` at each allocation from now on, or stop doing so."""
+        self._recording_since = time.perf_counter() if on else None
+        if on:
+            self._sample()
+
+    def mark(self, label: str) -> None:
+        """Note *label* in `marks` at this moment of the recording."""
+        if self._recording_since is not None:
+            self._sample()
+            self.marks.append((time.perf_counter() - self._recording_since, label))
+
+    def _sample(self) -> None:
+        assert self._recording_since is not None
+        seconds = time.perf_counter() - self._recording_since
+        self.memory_log.append(MemorySample(seconds, self.allocated, self.reserved))
+
+    def retire(self) -> None:
+        """The end of the device: memory that is still referred to can no longer be read, and says so."""
+        for entry in list(self.entries):
+            storage = entry()
+            if storage is not None:
+                expire(storage)
+        self.entries.clear()
+        self.clear_faults()
+
+    # -- called by the kernels ----------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block of device memory; raises ``torch.OutOfMemoryError`` with the numbers that CUDA gives."""
+        if self._allocation_fuse.armed:
+            self._allocation_fuse.check()
+        recording = self._recording_since is not None
+        if recording:
+            self._sample()  # frees are noticed at the next event: what was live just before this one
+        try:
+            block = self.allocator.allocate(nbytes, self.stream)
+        except OutOfDeviceMemory as shortage:
+            raise torch.OutOfMemoryError(self._out_of_memory(nbytes, shortage.requested)) from None
+        if recording:
+            self._sample()
+        return block
+
+    def copied(self, kind: Literal["h2d", "d2h", "d2d"], nbytes: int, *, pinned: bool, blocking: bool) -> None:
+        """Note a copy that is about to happen; fails if it was asked to."""
+        if kind == "h2d":
+            self._device_copy_fuse.check()
+        elif kind == "d2h":
+            self._host_copy_fuse.check()
+        self.transfers.append(Transfer(kind, nbytes, pinned, blocking, self.stream))
+
+    def _out_of_memory(self, nbytes: int, segment: int) -> str:
+        """The words of ``CUDACachingAllocator.cpp``, so that what parses CUDA's message parses this one."""
+        driver = self._driver
+        other = f"Of the allocated memory {format_bytes(self.allocated)} is allocated by PyTorch, and "
+        cap = f"{format_bytes(driver.cap)} allowed; " if driver.cap is not None else ""
+        return (
+            f"fakegpu out of memory. Tried to allocate {format_bytes(nbytes)}. GPU {self.index} has a total capacity of "
+            f"{format_bytes(driver.total)} of which {format_bytes(driver.free)} is free. {cap}"
+            f"Including non-PyTorch memory, {format_bytes(driver.other_process + driver.taken)} memory in use. {other}"
+            f"{format_bytes(self.reserved - self.allocated)} is reserved by PyTorch but unallocated."
+            f" (wanted from the driver: {segment} bytes)"
+        )
+
+
+@contextmanager
+def activate(memory: int | str = "8 GiB", *, count: int = 1) -> Iterator[FakeDevice]:
+    """Make *count* fake accelerators of device type ``fakegpu`` with *memory* bytes each exist within the context.
+
+    Yields the first of them. Everything that is patched is put back at the end, whatever happens inside. Raises
+    ``ValueError`` for sizes and counts that make no sense and ``RuntimeError`` when fake devices are active already, or
+    torch cannot take the back end (see `registration`).
+    """
+    from . import device_module, kernels, patches, registration
+
+    nbytes = parse_size(memory)
+    if nbytes <= 0:
+        raise ValueError(f"a fake device needs memory; got {memory!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"the number of fake devices is a positive integer; got {count!r}")
+    if active.cards:
+        raise RuntimeError(
+            f"{len(active.cards)} fake device(s) are active already; end that context first (activate(count=...) makes"
+            " several at once)"
+        )
+    registration.register(device_module, active.is_available)
+    kernels.install()
+    active.cards[:] = [FakeDevice(index, nbytes) for index in range(count)]
+    active.make_current(0)
+    try:
+        with patches.applied():
+            yield active.cards[0]
+    finally:
+        for card in active.cards:
+            card.retire()
+        active.cards.clear()

@@ -1,0 +1,60 @@
+"""Which storages live on which device: every device tensor is entered here once, and leaves when torch frees its bytes.
+
+torch keeps the Python object of a storage as long as the storage itself lives, so the callback of a weak reference to
+it fires exactly when the memory is freed: after the last view, ``.data`` swap, autograd node and pending exception.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import active
+from .allocator import Block
+from .tensors import device_view
+
+if TYPE_CHECKING:
+    from .device import FakeDevice
+
+
+class Entry(weakref.ref["torch.UntypedStorage"]):
+    """A live storage and the block that it occupies."""
+
+    __slots__ = ("block", "card")
+    block: Block
+    card: FakeDevice
+
+
+def _left(entry: weakref.ref[torch.UntypedStorage]) -> None:
+    assert isinstance(entry, Entry)
+    entry.card.entries.discard(entry)
+    entry.card.allocator.free(entry.block)
+
+
+def adopt(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """*tensor* (fresh CPU memory that nothing else refers to) as a tensor of device *index*, its bytes allocated there.
+
+    Raises ``torch.OutOfMemoryError`` when the device has no room; the CPU memory is then freed with *tensor*.
+    """
+    adopted = device_view(tensor, index)
+    storage = adopted.untyped_storage()
+    nbytes = storage.nbytes()
+    if nbytes:
+        enter(storage, active.card(index).allocate(nbytes), index)
+    return adopted
+
+
+def enter(storage: torch.UntypedStorage, block: Block, index: int) -> None:
+    """Tie *block* of device *index* to the life of *storage*."""
+    entry = Entry(storage, _left)
+    entry.block = block
+    entry.card = card = active.card(index)
+    card.entries.add(entry)
+
+
+def expire(storage: torch.UntypedStorage) -> None:
+    """The device of *storage* is gone: from now on every look at its bytes raises ``RuntimeError``."""
+    over_it = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    torch._C._set_throw_on_mutable_data_ptr(over_it)  # type: ignore[attr-defined]

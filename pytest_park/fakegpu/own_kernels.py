@@ -1,0 +1,154 @@
+"""The few operators for which borrowing is not enough: making memory, copying, resizing, reading one element."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from . import active
+from .ledger import adopt
+from .tensors import host_view
+
+#: Every byte of fresh memory. As a float of any width this is NaN, so what reads memory before writing it shows.
+POISON = 0xFF
+
+
+def library() -> torch.library.Library:
+    """The kernels below under the key of the fake device."""
+    kernels = torch.library.Library("aten", "IMPL")
+    for name, kernel in _KERNELS.items():
+        kernels.impl(name, kernel, "PrivateUse1")
+    return kernels
+
+
+def _index(device: torch.device | None) -> int:
+    return active.current() if device is None or device.index is None else device.index
+
+
+def _fresh(host: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    fresh = adopt(host, _index(device))
+    nbytes = host.untyped_storage().nbytes()
+    if nbytes:
+        ctypes.memset(host.data_ptr(), POISON, nbytes)
+    return fresh
+
+
+def _empty(
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"fakegpu has no {layout} tensors")
+    if pin_memory:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    host = torch.empty(
+        size, dtype=dtype, device="cpu", memory_format=torch.contiguous_format if memory_format is None else memory_format
+    )
+    return _fresh(host, device)
+
+
+def _empty_strided(
+    size: Any,
+    stride: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    return _fresh(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``target.copy_(source)`` where at least one of the two is on a fake device."""
+    on, to = source.device, target.device
+    host_source = host_view(source) if on.type == "fakegpu" else source
+    host_target = host_view(target) if to.type == "fakegpu" else target
+    if on != to:
+        if on.type == "cpu":
+            active.card(to.index).copied("h2d", source.nbytes, pinned=False, blocking=not non_blocking)
+        elif to.type == "cpu":
+            active.card(on.index).copied("d2h", source.nbytes, pinned=False, blocking=not non_blocking)
+        else:
+            active.card(to.index).copied("d2d", source.nbytes, pinned=False, blocking=not non_blocking)
+    host_target.copy_(host_source)
+    return target
+
+
+def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    target.resize_(source.shape)
+    return _copy_from(source, target)
+
+
+def _resize_(
+    tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """Like the CPU's: bytes that were there stay, growth beyond the storage gets fresh memory."""
+    wanted = torch.empty(size, dtype=tensor.dtype, device="meta")
+    if memory_format not in (None, torch.preserve_format):
+        wanted = wanted.contiguous(memory_format=memory_format)
+    offset = tensor.storage_offset()
+    needed = (offset + wanted.numel()) * tensor.element_size()
+    storage = tensor.untyped_storage()
+    if needed > storage.nbytes():
+        grown = _empty((needed,), dtype=torch.uint8, device=tensor.device)
+        kept = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+        if kept.numel():
+            host_view(grown)[: kept.numel()].copy_(host_view(kept))
+        storage = grown.untyped_storage()
+    return tensor.set_(storage, offset, wanted.shape, wanted.stride())  # type: ignore[call-overload,no-any-return]
+
+
+def _local_scalar_dense(tensor: torch.Tensor) -> Any:
+    return host_view(tensor).item()
+
+
+def _convolution(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any
+) -> torch.Tensor:
+    _same_device(input, weight, bias)
+    result = torch.convolution(
+        host_view(input), host_view(weight), None if bias is None else host_view(bias), *geometry
+    )
+    return adopt(result, input.get_device())
+
+
+def _convolution_backward(
+    grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *geometry: Any
+) -> tuple[torch.Tensor | None, ...]:
+    *rest, output_mask = geometry
+    bias_sizes = [weight.shape[1] * rest[-1] if rest[3] else weight.shape[0]]
+    gradients = torch.ops.aten.convolution_backward(
+        host_view(grad_output), host_view(input), host_view(weight), bias_sizes, *rest, output_mask
+    )
+    index = input.get_device()
+    return tuple(
+        adopt(gradient, index) if wanted else None for gradient, wanted in zip(gradients, output_mask, strict=True)
+    )
+
+
+def _same_device(*tensors: torch.Tensor | None) -> None:
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
+    if len(devices) > 1:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {' and '.join(devices[:2])}!"
+        )
+
+
+_KERNELS = {
+    "empty.memory_format": _empty,
+    "empty_strided": _empty_strided,
+    "_copy_from": _copy_from,
+    "_copy_from_and_resize": _copy_from_and_resize,
+    "resize_": _resize_,
+    "_local_scalar_dense": _local_scalar_dense,
+    "convolution_overrideable": _convolution,
+    "convolution_backward_overrideable": _convolution_backward,
+}

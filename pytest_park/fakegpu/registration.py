@@ -1,0 +1,64 @@
+"""Registering the name ``fakegpu`` with torch: once per process, on first use, never undone.
+
+torch reserves one back end, ``PrivateUse1``, for code outside its tree, and since 2.10 lets Python fill it in
+(``torch.utils.backend_registration._setup_privateuseone_for_python_backend``). The registration cannot be taken back,
+so it happens when the first fake device is activated, and what it registers follows whether one is active.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME = "fakegpu"
+#: The name torch gives the back end while nobody has claimed it.
+UNCLAIMED = "privateuseone"
+
+_registered: list[object] = []
+
+
+def register(module: ModuleType, is_available: Callable[[], bool]) -> None:
+    """Give torch the back end ``fakegpu`` with *module* as ``torch.fakegpu``; later calls do nothing.
+
+    Raises ``RuntimeError`` when torch is too old to take a back end from Python, and when another package has claimed
+    the one place that torch has for it.
+    """
+    if _registered:
+        return
+    try:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
+
+        base_hooks, base_guard = torch._C._acc.PrivateUse1Hooks, torch._C._acc.DeviceGuard
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(
+            f"fakegpu needs torch 2.10 or newer: torch {torch.__version__} cannot take a back end from Python ({error})"
+        ) from error
+    claimed = torch._C._get_privateuse1_backend_name()
+    if claimed != UNCLAIMED:
+        raise RuntimeError(
+            f"fakegpu cannot be activated: torch has one place for a back end from outside and {claimed!r} has taken it"
+            " in this process; run the tests that use fakegpu in a process that does not import that package"
+        )
+
+    class Hooks(base_hooks):  # type: ignore[misc,valid-type]
+        def is_available(self) -> bool:
+            return is_available()
+
+        def is_built(self) -> bool:
+            return True
+
+        def has_primary_context(self, device_index: int) -> bool:
+            return is_available()
+
+    class Guard(base_guard):  # type: ignore[misc,valid-type]
+        def type_(self) -> object:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
+    hooks, guard = Hooks(), Guard()
+    setup(NAME, backend_module=module, hook=hooks, device_guard=guard)
+    _registered.extend((hooks, guard))  # torch keeps no reference of its own

@@ -1,0 +1,75 @@
+"""Device tensors are real torch tensors over CPU memory: one function turns either kind into the other.
+
+A tensor is exported as a DLPack capsule, the device in the capsule is overwritten, and the capsule is imported again.
+No bytes move; sizes, strides and dtype survive; the imported tensor keeps the exported one alive, so lifetimes are
+torch's own. The capsule holds a ``DLManagedTensor`` whose first member is the ``DLTensor``: ``data`` (8 bytes), then
+``device`` as two 32-bit integers, type and index (``dlpack.h``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import cast
+
+import torch
+
+_HOST = 1  # kDLCPU
+_EXTERNAL = 12  # kDLExtDev, which torch reads as PrivateUse1
+_DEVICE_OFFSET = 8
+
+_export = torch._C._to_dlpack  # type: ignore[attr-defined]
+_import = torch._C._from_dlpack  # type: ignore[attr-defined]
+_word = ctypes.c_int64.from_address
+_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_NAME = b"dltensor"
+
+if sys.byteorder != "little":  # the two integers are written as one
+    raise RuntimeError("fakegpu writes DLPack capsules and knows how only on little-endian machines")
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, shape, strides and dtype.
+
+    For torch's kernels only: whoever holds it reads and writes "device memory" from the host.
+    """
+    try:
+        capsule = _export(tensor)
+    except (RuntimeError, BufferError):
+        return _reinterpreted(tensor, _HOST)
+    _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = _HOST
+    view = cast(torch.Tensor, _import(capsule))
+    return view if view.dtype is tensor.dtype else _reinterpreted(tensor, _HOST)
+
+
+def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """A device tensor over the memory of the CPU tensor *tensor*, on device *index*. No bytes are counted."""
+    word = _EXTERNAL | index << 32
+    try:
+        capsule = _export(tensor)
+    except (RuntimeError, BufferError):
+        return _reinterpreted(tensor, word)
+    _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
+    view = cast(torch.Tensor, _import(capsule))
+    return view if view.dtype is tensor.dtype else _reinterpreted(tensor, word)
+
+
+def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
+    """The same for dtypes that DLPack cannot name: the storage travels as bytes and gets its dtype back."""
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+    try:
+        capsule = _export(flat)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the bytes of this tensor on {tensor.device} cannot be read: the fake device that it lived on is no longer"
+            f" active ({str(error).splitlines()[0]})"
+        ) from None
+    _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
+    moved = cast(torch.Tensor, _import(capsule))
+    view = torch.empty(0, dtype=tensor.dtype, device=moved.device)
+    return view.set_(  # type: ignore[call-overload,no-any-return]
+        moved.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
