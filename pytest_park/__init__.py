@@ -1,7 +1,7 @@
 """Test modules that park their weights, on a fake accelerator or a real GPU.
 
 The plugin itself is :mod:`pytest_park.plugin`, found by pytest through its entry point. Nothing in this module, and
-nothing that loading the plugin pulls in, imports torch: a test run that does not use our fixtures does not pay for them.
+nothing that loading the plugin pulls in, imports torch: a run that does not use our fixtures does not pay for them.
 """
 
 from pytest_park.sizes import GiB, KiB, MiB, TiB, format_bytes, parse_size

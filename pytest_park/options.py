@@ -1,0 +1,110 @@
+"""What the user asked for: command line over ini file over defaults, in one dataclass.
+
+Every option is None unless it is given, so that the ini value is seen; a value that makes no sense is a usage error
+(exit code 4) that says which values do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from pytest_park.sizes import format_bytes, parse_size
+
+DEFAULT_FAKE_MEMORY: Final = "12 GiB"
+DEFAULT_FAKE_COUNT: Final = 1
+# What one DLPack device index and every table of the fake device can hold with ease; a larger number is a typing error.
+MAX_FAKE_COUNT: Final = 16
+
+_STASH_KEY: Final = pytest.StashKey["ParkOptions"]()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkOptions:
+    """The plugin's settings for one run.
+
+    ``fake_memory`` is the capacity of each fake device in bytes, ``fake_count`` how many there are. ``stated`` says
+    whether any of the plugin's settings was given: a run that does not mention us is not told about us either.
+    """
+
+    real_gpu: bool
+    fake_memory: int
+    fake_count: int
+    stated: bool
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the ``--park-*`` options and the ``park_*`` ini values."""
+    group = parser.getgroup("park", "parking of weights, on a fake accelerator or a real GPU")
+    group.addoption(
+        "--real-gpu",
+        action="store_true",
+        default=None,
+        dest="park_real_gpu",
+        help="Run tests marked real_gpu, and give park_device the real accelerator instead of the fake one. "
+        "It is an error if there is none.",
+    )
+    group.addoption(
+        "--park-fake-memory",
+        metavar="SIZE",
+        default=None,
+        help=f"Memory of the fake device, such as '8 GiB' (ini: park_fake_memory; default: {DEFAULT_FAKE_MEMORY}).",
+    )
+    group.addoption(
+        "--park-fake-count",
+        metavar="N",
+        default=None,
+        help=f"Number of fake devices (ini: park_fake_count; default: {DEFAULT_FAKE_COUNT}).",
+    )
+    parser.addini("park_fake_memory", "Memory of the fake device, such as '8 GiB'.", default=None)
+    parser.addini("park_fake_count", "Number of fake devices.", default=None)
+
+
+def load_options(config: pytest.Config) -> ParkOptions:
+    """Read the options, check them, and remember them for :func:`park_options`. Raises ``pytest.UsageError``."""
+    memory, memory_source = _given(config, "park_fake_memory")
+    count, count_source = _given(config, "park_fake_count")
+    real_gpu = bool(config.getoption("park_real_gpu"))
+    options = ParkOptions(
+        real_gpu=real_gpu,
+        fake_memory=_memory(DEFAULT_FAKE_MEMORY if memory is None else memory, memory_source),
+        fake_count=DEFAULT_FAKE_COUNT if count is None else _count(count, count_source),
+        stated=real_gpu or memory is not None or count is not None,
+    )
+    config.stash[_STASH_KEY] = options
+    return options
+
+
+def park_options(config: pytest.Config) -> ParkOptions:
+    """The options of this run."""
+    return config.stash[_STASH_KEY]
+
+
+def _given(config: pytest.Config, name: str) -> tuple[str | None, str]:
+    """The text given for a setting, if any, and how the user calls the place where it was given."""
+    option = config.getoption(name)
+    if option is not None:
+        return str(option), "--" + name.replace("_", "-")
+    ini = config.getini(name)
+    # An unset ini value is None or, before pytest 8.4 settled it, an empty text.
+    return (str(ini) if ini not in (None, "") else None), f"{name} in the ini file"
+
+
+def _memory(text: str, source: str) -> int:
+    try:
+        memory = parse_size(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"{source}: {error}") from None
+    if memory == 0:
+        raise pytest.UsageError(f"{source}: a device without memory is of no use, give at least {format_bytes(1)}.")
+    return memory
+
+
+def _count(text: str, source: str) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_FAKE_COUNT:
+        raise pytest.UsageError(
+            f"{source}: {text!r} is not a number of devices: give a number from 1 to {MAX_FAKE_COUNT}."
+        )
+    return int(text)
