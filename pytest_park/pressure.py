@@ -58,8 +58,8 @@ class Headroom:
         free = device.free
         cap = _process_cap(device)
         if cap is not None:
-            free = max(0, min(free, cap - device.reserved))
-        return free + device.reserved - device.allocated
+            free = min(free, cap - device.reserved)
+        return max(0, free + device.reserved - device.allocated)
 
     def undo(self) -> None:
         """Give back everything that was taken."""

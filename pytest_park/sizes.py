@@ -41,10 +41,11 @@ def parse_size(size: int | str) -> int:
 
 def format_bytes(size: float) -> str:
     """``size`` bytes as a person reads them: ``"0 B"``, ``"512 B"``, ``"2.00 MiB"``, ``"-1.40 GiB"``."""
-    for unit, factor in reversed(_UNITS.items()):
-        if abs(size) >= factor and factor > 1:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size:.0f} B"
+    for unit, factor in _UNITS.items():
+        amount = size / factor
+        if abs(round(amount, 2)) < 1024 or unit == "TiB":
+            break
+    return f"{amount:.0f} B" if unit == "B" else f"{amount:.2f} {unit}"
 
 
 def _hint(unit: str) -> str:

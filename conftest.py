@@ -1,0 +1,3 @@
+"""Settings of the repository's own test suite."""
+
+pytest_plugins = ["pytester"]
