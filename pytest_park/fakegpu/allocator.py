@@ -69,45 +69,42 @@ class Segment:
             block = block.following
 
 
-@dataclass(slots=True)
-class Statistic:
-    """One row of ``torch.cuda.memory_stats``."""
+class Counter:
+    """One row of ``torch.cuda.memory_stats``: what there is, how much it ever was, and all that came."""
 
-    current: int = 0
-    peak: int = 0
-    allocated: int = 0
-    freed: int = 0
+    __slots__ = ("allocated", "current", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = 0
 
     def rise(self, amount: int) -> None:
-        self.current += amount
         self.allocated += amount
+        self.current += amount
         if self.current > self.peak:
             self.peak = self.current
 
-    def fall(self, amount: int) -> None:
-        self.current -= amount
-        self.freed += amount
-
-    def reset_peak(self) -> None:
-        self.peak = self.current
-
-    def reset_accumulated(self) -> None:
-        self.allocated = self.freed = 0
+    def measures(self) -> dict[str, int]:
+        """The four columns of the row; what was freed is what came and is not there."""
+        freed = self.allocated - self.current
+        return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": freed}
 
 
-class PoolStatistics:
-    """The rows that torch keeps for each pool; *all* is their sum with a peak of its own."""
+class Counters:
+    """The rows that torch keeps for a pool, and once more for both together."""
 
-    __slots__ = ("allocation", "allocated_bytes", "requested_bytes", "reserved_bytes", "segment")
+    __slots__ = ("allocated_bytes", "allocation", "requested_bytes", "reserved_bytes", "segment")
 
     def __init__(self) -> None:
-        self.allocation = Statistic()
-        self.allocated_bytes = Statistic()
-        self.requested_bytes = Statistic()
-        self.segment = Statistic()
-        self.reserved_bytes = Statistic()
+        for name in self.__slots__:
+            setattr(self, name, Counter())
 
-    def rows(self) -> dict[str, Statistic]:
+    allocation: Counter
+    allocated_bytes: Counter
+    requested_bytes: Counter
+    segment: Counter
+    reserved_bytes: Counter
+
+    def rows(self) -> dict[str, Counter]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -134,7 +131,7 @@ class CachingAllocator:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.all, self.small, self.large = PoolStatistics(), PoolStatistics(), PoolStatistics()
+        self.all, self.small, self.large = Counters(), Counters(), Counters()
         self.retries = 0
         self.out_of_memory_count = 0
         self._lock = threading.RLock()
@@ -158,10 +155,10 @@ class CachingAllocator:
                 self._split(block, size, is_small, stream)
             block.requested = nbytes
             size = block.size
-            for statistics in (self.all, self.small if is_small else self.large):
-                statistics.allocation.rise(1)
-                statistics.allocated_bytes.rise(size)
-                statistics.requested_bytes.rise(nbytes)
+            for counters in (self.all, self.small if is_small else self.large):
+                counters.allocation.rise(1)
+                counters.allocated_bytes.rise(size)
+                counters.requested_bytes.rise(nbytes)
             return block
 
     def free(self, block: Block) -> None:
@@ -202,9 +199,9 @@ class CachingAllocator:
                 del self._segments[segment.address]
                 self.driver.give_back(segment.size)
                 given += segment.size
-                for statistics in (self.all, self.small if segment.small else self.large):
-                    statistics.segment.fall(1)
-                    statistics.reserved_bytes.fall(segment.size)
+                for counters in (self.all, self.small if segment.small else self.large):
+                    counters.segment.current -= 1
+                    counters.reserved_bytes.current -= segment.size
             return given
 
     def segments(self) -> list[Segment]:
@@ -214,34 +211,33 @@ class CachingAllocator:
             return sorted(self._segments.values(), key=lambda segment: segment.address)
 
     def reset_peaks(self) -> None:
-        for statistics in (self.all, self.small, self.large):
-            for row in statistics.rows().values():
-                row.reset_peak()
+        for counters in (self.all, self.small, self.large):
+            for row in counters.rows().values():
+                row.peak = row.current
 
     def reset_accumulated(self) -> None:
-        for statistics in (self.all, self.small, self.large):
-            for row in statistics.rows().values():
-                row.reset_accumulated()
+        for counters in (self.all, self.small, self.large):
+            for row in counters.rows().values():
+                row.allocated = row.current
         self.retries = self.out_of_memory_count = 0
 
     def statistics(self) -> dict[str, Any]:
         """The keys of ``torch.cuda.memory_stats`` that the model knows."""
         self.settle()
         found: dict[str, Any] = {}
-        for pool, statistics in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
-            rows = statistics.rows()
+        for pool, counters in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
+            rows = counters.rows()
             # without frees that wait for an event, active and allocated are the same thing
             rows["active"], rows["active_bytes"] = rows["allocation"], rows["allocated_bytes"]
             for name, row in rows.items():
-                for measure in ("current", "peak", "allocated", "freed"):
-                    found[f"{name}.{pool}.{measure}"] = getattr(row, measure)
+                found |= {f"{name}.{pool}.{measure}": value for measure, value in row.measures().items()}
             inactive = [b for b in self._split_free_blocks() if pool == "all" or b.segment.small == (pool[0] == "s")]
             found[f"inactive_split.{pool}.current"] = len(inactive)
             found[f"inactive_split_bytes.{pool}.current"] = sum(block.size for block in inactive)
         found["num_alloc_retries"] = self.retries
         found["num_ooms"] = self.out_of_memory_count
         found["num_device_alloc"] = self.all.segment.allocated
-        found["num_device_free"] = self.all.segment.freed
+        found["num_device_free"] = self.all.segment.measures()["freed"]
         return dict(sorted(found.items()))
 
     def _split_free_blocks(self) -> list[Block]:
@@ -282,9 +278,9 @@ class CachingAllocator:
         self._next_address += wanted
         segment.first = Block(segment.address, wanted, segment, stream=stream)
         self._segments[segment.address] = segment
-        for statistics in (self.all, self.small if is_small else self.large):
-            statistics.segment.rise(1)
-            statistics.reserved_bytes.rise(wanted)
+        for counters in (self.all, self.small if is_small else self.large):
+            counters.segment.rise(1)
+            counters.reserved_bytes.rise(wanted)
         return segment.first
 
     def _split(self, block: Block, size: int, is_small: bool, stream: int) -> None:
@@ -297,10 +293,10 @@ class CachingAllocator:
 
     def _free_block(self, block: Block) -> None:
         is_small = block.segment.small
-        for statistics in (self.all, self.small if is_small else self.large):
-            statistics.allocation.fall(1)
-            statistics.allocated_bytes.fall(block.size)
-            statistics.requested_bytes.fall(block.requested)
+        for counters in (self.all, self.small if is_small else self.large):
+            counters.allocation.current -= 1
+            counters.allocated_bytes.current -= block.size
+            counters.requested_bytes.current -= block.requested
         block.requested = 0
         before, after = block.previous, block.following
         if before is not None and not before.requested:

@@ -17,6 +17,7 @@ from .allocator import Block, CachingAllocator, OutOfDeviceMemory
 from .driver import Driver, Report
 from .faults import Fuse
 from .ledger import Entry, expire
+from .random import Generator
 from .registration import NAME
 
 
@@ -60,7 +61,7 @@ class FakeDevice:
         self.allocator = CachingAllocator(self._driver)
         self.entries: set[Entry] = set()
         self.transfers: list[Transfer] = []
-        self.generator = torch.Generator("cpu")
+        self.generator = Generator(self.device)
         self.stream = 0
         self.memory_log: list[MemorySample] = []
         self.marks: list[tuple[float, str]] = []

@@ -1,25 +1,26 @@
 """The one kernel of the fake device: borrow the CPU's.
 
-A boxed fallback serves every operator that has no kernel of its own in ``own_kernels``: the device tensors among the
-arguments are seen as CPU tensors over the same memory, the CPU's kernel runs, and what it made becomes device memory.
-Operators that only look at sizes and strides (views) run on the device tensors themselves.
+It serves every operator that has no kernel of its own in ``own_kernels``: the device tensors among the arguments are
+seen as CPU tensors over the same memory, the CPU's kernel runs, and what it made becomes device memory. Operators that
+only look at sizes and strides (views) run on the device tensors themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
 from . import active, own_kernels
 from .ledger import adopt
-from .random import generator_for
+from .random import Generator
 from .tensors import host_view
 
-Kernel = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Kernel = Callable[..., Any]
 
 _HOST_KEY = DispatchKeySet(DispatchKey.CPU)
 _kernels: dict[OpOverload, Kernel] = {}
@@ -27,144 +28,177 @@ _libraries: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Give torch the kernels; they stay, because they do nothing without a device tensor."""
+    """Give torch the kernels; they stay, because they do nothing without a device tensor.
+
+    A boxed fallback would do for everything, but torch prefers its own generic kernel to a fallback: an operator in a
+    structured family would be taken apart into an allocation and an ``out=`` call. So those that the CPU has a kernel
+    for are also registered by name; that halves the cost of an operator and gives the CPU's own output strides.
+    """
     if _libraries:
         return
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_fallback, "PrivateUse1")
-    _libraries.extend((everything, own_kernels.library()))
+    by_name = torch.library.Library("aten", "IMPL")
+    generic = set(_registered_for("CompositeExplicitAutogradNonFunctional")) | set(
+        _registered_for("CompositeExplicitAutograd")
+    )
+    for qualified in sorted(generic.intersection(_registered_for("CPU")) - own_kernels.names()):
+        name, _, overload = qualified.removeprefix("aten::").partition(".")
+        if qualified.startswith("aten::"):
+            op = getattr(getattr(torch.ops.aten, name), overload or "default")
+            by_name.impl(op, kernel_of(op), "PrivateUse1")
+    _libraries.extend((everything, by_name, own_kernels.library()))
+
+
+def _registered_for(key: str) -> list[str]:
+    return torch._C._dispatch_get_registrations_for_dispatch_key(key)  # type: ignore[attr-defined,no-any-return]
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     kernel = _kernels.get(op)
     if kernel is None:
-        kernel = _kernels[op] = _kernel_of(op)
-    return kernel(args, kwargs)
+        kernel = _kernels[op] = kernel_of(op)
+    return kernel(*args, **kwargs)
 
 
-def _kernel_of(op: OpOverload) -> Kernel:
-    schema = op._schema
-    aliased = [returned.alias_info for returned in schema.returns]
-    if torch.Tag.inplace_view in op.tags or any(alias is not None and not alias.is_write for alias in aliased):
-        return _on_the_device_tensors(op)
-    written = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    return _on_host_views(op, bool(written))
+def kernel_of(op: OpOverload) -> Kernel:
+    """The kernel that serves *op* on the fake device."""
+    returned = [value.alias_info for value in op._schema.returns]
+    if torch.Tag.inplace_view in op.tags or any(alias is not None and not alias.is_write for alias in returned):
+        return _on_device_tensors(op)
+    outs = [argument.name for argument in op._schema.arguments if argument.is_out]
+    return _writing_out(op, outs) if outs else _on_host_views(op)
 
 
-def _on_the_device_tensors(op: OpOverload) -> Kernel:
-    """Views share the storage of the device tensor, so the CPU's kernel must get that tensor and not another view."""
+def _on_device_tensors(op: OpOverload) -> Kernel:
+    """Views share the storage of the device tensor, so the CPU's kernel gets that tensor and not a view of it."""
+    run = op.redispatch
 
-    def kernel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return op.redispatch(_HOST_KEY, *args, **kwargs)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run(_HOST_KEY, *args, **kwargs)
 
     return kernel
 
 
-class _Call:
-    """One call on its way to the CPU's kernel: which device it is on, and which tensor stands for which."""
+def _on_host_views(op: OpOverload) -> Kernel:
+    run = op._op
+    takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
 
-    __slots__ = ("index", "name", "originals", "strangers")
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        call = Call(op)
+        host_args = [call.to_host(value) for value in args]
+        if kwargs or takes_generator:
+            kwargs = call.to_host_by_name(kwargs, takes_generator)
+        if call.elsewhere:
+            call.refuse_mixed_devices()
+        try:
+            return call.to_device(run(*host_args, **kwargs))
+        except RuntimeError as error:
+            if "Cast error details: Unable to cast" not in str(error):
+                raise
+        # torch hands a number that it wrapped as a tensor over as a number again; the name alone finds its overload
+        return call.to_device(op.overloadpacket(*host_args, **kwargs))
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    return kernel
+
+
+def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
+    """``out=``: the CPU's kernel may want to resize what is empty, which it can only do to memory of its own."""
+    run = op._op
+    takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        call = Call(op)
+        host_args = [call.to_host(value) for value in args]
+        host_kwargs = call.to_host_by_name(kwargs, takes_generator)
+        if call.elsewhere:
+            call.refuse_mixed_devices()
+        given = [(kwargs[name], name) for name in outs if name in kwargs]
+        for out, name in given:
+            if isinstance(out, Tensor) and not out.numel():
+                host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
+        result = run(*host_args, **host_kwargs)
+        for out, name in given:
+            host = host_kwargs[name]
+            if isinstance(out, Tensor) and out.shape != host.shape:
+                if out.numel():
+                    out.resize_(host.shape)
+                else:
+                    out.set_(adopt(host, call.index))
+        if isinstance(result, Tensor):
+            return given[0][0]
+        return tuple(out for out, _ in given) if isinstance(result, tuple) else result
+
+    return kernel
+
+
+class Call:
+    """One call on its way to the CPU's kernel and back: which device it is on, which tensor stands for which."""
+
+    __slots__ = ("elsewhere", "index", "op", "originals", "views")
+
+    def __init__(self, op: OpOverload) -> None:
+        self.op = op
         self.index = -1
-        self.originals: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.strangers: list[torch.Tensor] = []
+        self.originals: list[Tensor] = []
+        self.views: list[Tensor] = []
+        self.elsewhere: list[Tensor] = []
 
     def to_host(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             index = value.get_device()
-            if index < 0:
+            if index < 0:  # a CPU tensor: one element without dimensions may mix with any device, as on CUDA
                 if value.dim():
-                    self.strangers.append(value)
+                    self.elsewhere.append(value)
                 return value
-            if value.device.type != "fakegpu":
-                self.strangers.append(value)
-                return value
-            if self.index < 0:
+            if index != self.index:
+                if self.index >= 0:
+                    self.elsewhere.append(value)
                 self.index = index
-            elif index != self.index:
-                self.strangers.append(value)
             view = host_view(value)
-            self.originals.append((view, value))
+            self.originals.append(value)
+            self.views.append(view)
             return view
-        if isinstance(value, list | tuple):
-            return type(value)([self.to_host(item) for item in value])
-        if isinstance(value, torch.device):
-            if value.type == "fakegpu":
-                self.index = active.current() if value.index is None else value.index
-                return torch.device("cpu")
-            return value
-        if isinstance(value, torch.Generator):
-            return generator_for(value)
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind([self.to_host(item) for item in value])
+        if kind is torch.device and value.type == "fakegpu":
+            self.index = active.current() if value.index is None else value.index
+            return torch.device("cpu")
         return value
 
+    def to_host_by_name(self, kwargs: dict[str, Any], takes_generator: bool) -> dict[str, Any]:
+        found = {name: self.to_host(value) for name, value in kwargs.items()}
+        if takes_generator:
+            given = kwargs.get("generator")
+            if given is None:
+                found["generator"] = active.card(self.index).generator.on_host
+            elif isinstance(given, Generator):
+                found["generator"] = given.on_host
+        return found
 
-def _on_host_views(op: OpOverload, writes: bool) -> Kernel:
-    run = op._op
-    name = op._schema.name
-    takes_host_indices = any(argument.name == "indices" for argument in op._schema.arguments)
-    generator_argument = any(argument.name == "generator" for argument in op._schema.arguments)
-    outs = [a.name for a in op._schema.arguments if a.is_out]
+    def to_device(self, result: Any) -> Any:
+        """What the CPU's kernel returned: an argument is handed back as itself, every other tensor is fresh."""
+        if isinstance(result, Tensor):
+            for position, view in enumerate(self.views):
+                if view is result:
+                    return self.originals[position]
+            return adopt(result, self.index)
+        if isinstance(result, list | tuple):
+            return type(result)([self.to_device(item) for item in result])
+        return result
 
-    def kernel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = _Call(name)
-        host_args = [call.to_host(value) for value in args]
-        host_kwargs = {key: call.to_host(value) for key, value in kwargs.items()} if kwargs else kwargs
-        if call.strangers and not (takes_host_indices and not writes):
-            _refuse_mixed(call)
-        if generator_argument and host_kwargs.get("generator") is None:
-            host_kwargs["generator"] = active.card(call.index).generator
-        if outs:
-            return _with_outs(run, host_args, host_kwargs, kwargs, outs, call)
-        result = run(*host_args, **host_kwargs)
-        return _to_device(result, call)
-
-    return kernel
-
-
-def _to_device(result: Any, call: _Call) -> Any:
-    """What the CPU's kernel returned, on the device: an argument is handed back as itself, all else is fresh."""
-    if isinstance(result, torch.Tensor):
-        for view, original in call.originals:
-            if view is result:
-                return original
-        return adopt(result, call.index)
-    if isinstance(result, list | tuple):
-        return type(result)([_to_device(item, call) for item in result])
-    return result
+    def refuse_mixed_devices(self) -> None:
+        """Raise torch's own error, except where CUDA takes host tensors too: the indices of indexing."""
+        if self.op._schema.name in _TAKE_HOST_INDICES and all(t.dtype in _INDICES for t in self.elsewhere):
+            return
+        devices = {str(tensor.device) for tensor in (*self.originals, *self.elsewhere)}
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{' and '.join(sorted(devices, reverse=True)[:2])}! (in {self.op._schema.name})"
+        )
 
 
-def _with_outs(
-    run: Callable[..., Any],
-    args: Sequence[Any],
-    host_kwargs: dict[str, Any],
-    kwargs: dict[str, Any],
-    outs: list[str],
-    call: _Call,
-) -> Any:
-    """``out=``: the CPU's kernel may want to resize them, which only memory of its own allows."""
-    for name in outs:
-        if name in host_kwargs and isinstance(kwargs[name], torch.Tensor) and not kwargs[name].numel():
-            host_kwargs[name] = torch.empty(0, dtype=kwargs[name].dtype, device="cpu")
-    run(*args, **host_kwargs)
-    given = []
-    for name in outs:
-        if name not in kwargs:
-            continue
-        out, host = kwargs[name], host_kwargs[name]
-        if isinstance(out, torch.Tensor):
-            if not out.numel() and host.numel():
-                out.set_(adopt(host, call.index))
-            elif out.shape != host.shape:
-                out.resize_(host.shape)
-        given.append(out)
-    return given[0] if len(given) == 1 else tuple(given)
-
-
-def _refuse_mixed(call: _Call) -> None:
-    devices = {str(original.device) for _, original in call.originals} | {str(t.device) for t in call.strangers}
-    raise RuntimeError(
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"{' and '.join(sorted(devices)[:2])}! (when calling {call.name})"
-    )
+#: ``TensorAdvancedIndexing.cpp`` moves the indices of these to the device of what they index.
+_TAKE_HOST_INDICES = {f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_")}
+_INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)

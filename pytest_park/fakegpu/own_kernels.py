@@ -15,11 +15,19 @@ from .tensors import host_view
 POISON = 0xFF
 
 
+def names() -> set[str]:
+    """The operators that have a kernel here, as torch names them."""
+    return {f"aten::{name}" for name in _KERNELS}
+
+
 def library() -> torch.library.Library:
     """The kernels below under the key of the fake device."""
     kernels = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
         kernels.impl(name, kernel, "PrivateUse1")
+    # torch resolves lazy conjugation and negation by cloning, and clones by copying: the copy itself must do it
+    for key in ("Conjugate", "Negative"):
+        kernels.impl("_copy_from", torch.library.fallthrough_kernel, key)
     return kernels
 
 
@@ -66,11 +74,19 @@ def _empty_strided(
     return _fresh(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
 
 
+def _lazy_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The host view with the conjugation and negation that *tensor* has not carried out yet."""
+    view = host_view(tensor)
+    if tensor.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if tensor.is_neg() else view
+
+
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """``target.copy_(source)`` where at least one of the two is on a fake device."""
     on, to = source.device, target.device
-    host_source = host_view(source) if on.type == "fakegpu" else source
-    host_target = host_view(target) if to.type == "fakegpu" else target
+    host_source = _lazy_view(source) if on.type == "fakegpu" else source
+    host_target = _lazy_view(target) if to.type == "fakegpu" else target
     if on != to:
         if on.type == "cpu":
             active.card(to.index).copied("h2d", source.nbytes, pinned=False, blocking=not non_blocking)
