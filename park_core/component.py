@@ -1,0 +1,112 @@
+"""One component under layerwise offload: its layer managers and its parking, together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from park_core.config import OffloadConfig
+from park_core.errors import ParkError
+from park_core.layerwise import LayerwiseOffloadManager, find_layers
+from park_core.parking import Parking, moving
+from park_core.report import ParkReport, RestoreReport
+from park_core.survey import owned_tensors, survey
+
+__all__ = ["OffloadedComponent", "configure", "offload_of"]
+
+# Not an attribute of the module: a copy of the module is a module of its own, and a pickle has nothing of ours in it.
+_offloads: weakref.WeakKeyDictionary[nn.Module, OffloadedComponent] = weakref.WeakKeyDictionary()
+
+
+class OffloadedComponent:
+    """Streams the layers of a component and parks the rest of it.
+
+    Attributes:
+        name: of the component.
+        config: its configuration.
+        device: where it runs.
+        managers: one per list of layers.
+        parking: of the non-layer weights.
+    """
+
+    def __init__(
+        self, module: nn.Module, layer_names: Sequence[str], name: str, config: OffloadConfig, device: torch.device
+    ):
+        self.name, self.config, self.device = name, config, device
+        self.managers: list[LayerwiseOffloadManager] = []
+        self.parking = Parking(module, name, config, device)
+        try:
+            for layers in layer_names:
+                manager = LayerwiseOffloadManager(module, layers, device=device, config=config, component_name=name)
+                self.managers.append(manager)
+            self.parking.restore()
+        except BaseException:
+            self.remove()
+            raise
+
+    def park(self, *, need: int | None = None) -> ParkReport:
+        return self.parking.park(need=need)
+
+    def restore(self) -> RestoreReport:
+        return self.parking.restore()
+
+    def prepare_for_next_req(self) -> None:
+        """Load the resident layers and start the first streamed ones."""
+        with moving:
+            for manager in self.managers:
+                manager.adopt(self.parking.module)
+                manager.prepare_for_next_req()
+
+    def release_layers(self) -> None:
+        """Take all layers off the device."""
+        for manager in self.managers:
+            manager.release_all()
+
+    def remove(self) -> None:
+        """End the offload: every weight is on the device, nothing of ours is left on the module."""
+        for manager in self.managers:
+            manager.load_all_layers()
+            manager.remove()
+        self.managers = []
+        self.parking.restore()
+
+
+def configure(
+    module: nn.Module,
+    layer_names: Sequence[str],
+    *,
+    config: OffloadConfig | None,
+    device: torch.device | str | None,
+    component_name: str | None,
+) -> OffloadedComponent:
+    """Put a component under layerwise offload, or put it there anew with other settings."""
+    name = component_name or type(module).__name__
+    with moving:
+        for layers in layer_names:
+            find_layers(module, layers)  # names first: nothing is touched for a typing error
+        if refusal := survey(module, name).refusal:
+            raise ParkError(f"component {name!r} cannot be offloaded: {refusal}")
+        where = _device_of(module, name) if device is None else torch.empty(0, device=device).device
+        if (old := _offloads.pop(module, None)) is not None:
+            for manager in old.managers:
+                manager.release_all()
+                manager.remove()
+        settings = (config or OffloadConfig()).for_component(name)
+        offload = _offloads[module] = OffloadedComponent(module, layer_names, name, settings, where)
+        return offload
+
+
+def offload_of(module: nn.Module) -> OffloadedComponent | None:
+    """The offload that a component is under, if any."""
+    return _offloads.get(module)
+
+
+def _device_of(module: nn.Module, name: str) -> torch.device:
+    tensors: list[Tensor] = [member.tensor for member in owned_tensors(module)]
+    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.accelerator.current_accelerator())
+    if device is None:
+        raise ParkError(f"component {name!r} is on the host and there is no accelerator; say which device it is for")
+    return torch.empty(0, device=device).device

@@ -1,0 +1,89 @@
+"""What a user can choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Literal, get_args
+
+__all__ = ["PARK_SIGNIFICANCE", "OffloadConfig", "PerformanceMode"]
+
+PARK_SIGNIFICANCE = 0.1
+"""Parking pays from this share of the headroom on: weights that are less than a tenth of the room are left alone."""
+
+Parking = Literal["auto", "always", "never"]
+ResidencyPolicy = Literal["leading", "strided"]
+
+
+class PerformanceMode(StrEnum):
+    """What the user would rather spend: memory or time."""
+
+    AUTO = "auto"
+    SPEED = "speed"
+    MEMORY = "memory"
+    MANUAL = "manual"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """How the components of a pipeline share the device.
+
+    Attributes:
+        performance_mode: ``parking="auto"`` parks in mode ``memory`` only.
+        parking: ``auto`` follows the mode and the headroom; ``always`` parks at every end of use, whatever the room;
+            ``never`` keeps the non-layer weights on the device.
+        significance: share of the headroom from which parking pays (``auto`` only).
+        prefetch: how many layers to load ahead of the one that runs, as a count or as a fraction of the layers.
+        resident_layers: how many layers stay on the device during a use, as a count or as a fraction of the layers.
+        residency_policy: which ones: the ``leading`` ones, or ``strided`` evenly among the streamed ones.
+        pin_memory: hold layers in pinned host memory. Off by default: the kernel can never reclaim pinned pages.
+        keep_host_copies: keep the host copy of a restored weight, so that the next park moves only what changed.
+        components: overrides by component name, for instance ``{"vae": {"resident_layers": 1.0}}``.
+    """
+
+    performance_mode: PerformanceMode = PerformanceMode.AUTO
+    parking: Parking = "auto"
+    significance: float = PARK_SIGNIFICANCE
+    prefetch: int | float = 1
+    resident_layers: int | float = 0
+    residency_policy: ResidencyPolicy = "leading"
+    pin_memory: bool = False
+    keep_host_copies: bool = True
+    components: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "performance_mode", PerformanceMode(self.performance_mode))
+        _one_of("parking", self.parking, get_args(Parking))
+        _one_of("residency_policy", self.residency_policy, get_args(ResidencyPolicy))
+        if self.significance < 0:
+            raise ValueError(
+                f"significance is a share of the headroom and must not be negative, got {self.significance}"
+            )
+        for name in ("prefetch", "resident_layers"):
+            _count_or_fraction(name, getattr(self, name))
+        known = {f.name for f in fields(self)} - {"components"}
+        for component, overrides in self.components.items():
+            if unknown := set(overrides) - known:
+                raise ValueError(
+                    f"components[{component!r}] has unknown settings {sorted(unknown)}; known: {sorted(known)}"
+                )
+
+    def for_component(self, name: str) -> OffloadConfig:
+        """This configuration with the overrides for one component applied."""
+        return replace(self, components={}, **self.components.get(name, {}))
+
+
+def layer_count(setting: int | float, layers: int) -> int:
+    """A count or a fraction as a number of layers: an int is a count, a float a fraction, rounded down."""
+    return min(layers, setting if isinstance(setting, int) else int(setting * layers))
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _count_or_fraction(name: str, value: int | float) -> None:
+    if value < 0 or (isinstance(value, float) and value > 1.0):
+        raise ValueError(f"{name} is a count (int >= 0) or a fraction (float from 0.0 to 1.0); got {value!r}")

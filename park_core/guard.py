@@ -1,0 +1,46 @@
+"""Refusing to run a module whose weights are parked, before its forward starts.
+
+A parked weight refuses to compute by itself (see ``parked_tensor``). The guard comes earlier: it also stops kernels
+that take a tensor without asking torch, and work that would be thrown away. It sits on every submodule that owns a
+parked weight, parametrizations included, runs before the other pre-forward hooks, and is gone while the
+weights are resident.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from park_core.errors import WeightsParkedError
+from park_core.parked_tensor import ParkedTensor, remedy
+
+__all__ = ["refresh_guards"]
+
+
+def refresh_guards(component: nn.Module) -> None:
+    """Put the guard on the submodules that need it now, and take it off the others."""
+    for module in component.modules():
+        keys = [key for key, hook in module._forward_pre_hooks.items() if hook is _refuse_to_run]
+        needed = _parked_weight(module) is not None
+        if needed and not keys:
+            module.register_forward_pre_hook(_refuse_to_run, prepend=True)
+        elif keys and not needed:
+            for key in keys:
+                del module._forward_pre_hooks[key]
+
+
+def _parked_weight(module: nn.Module) -> ParkedTensor | None:
+    """A parked weight that ``module`` itself owns. Streamed layers are not meant: their manager loads them in time."""
+    for tensor in chain(module._parameters.values(), module._buffers.values()):
+        if isinstance(tensor, ParkedTensor) and not tensor._parked.group.streamed:
+            return tensor
+    return None
+
+
+def _refuse_to_run(module: nn.Module, _inputs: Any) -> None:
+    if (weight := _parked_weight(module)) is not None:
+        group, view, _ = weight._parked
+        operation = f"{type(module).__name__}.forward"
+        raise WeightsParkedError(group.component, view.name, operation=operation, remedy=remedy(group))

@@ -1,0 +1,268 @@
+"""Layerwise offload: the repeated layers of a component, streamed to the device one by one."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from park_core.config import OffloadConfig, layer_count
+from park_core.errors import LayerNameError
+from park_core.parked_tensor import hide, show
+from park_core.parking import moving
+from park_core.placement import parked_in_place
+from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
+from park_core.survey import Survey, survey
+from park_core.transfer import backend_of, to_host
+
+__all__ = ["LayerwiseOffloadManager", "find_layers"]
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A layer whose copy was started on the copy stream."""
+
+    storages: dict[StorageGroup, torch.UntypedStorage]
+    event: Any
+
+
+class LayerwiseOffloadManager:
+    """Streams the layers of one list: each is on the device only while it runs, and the next ones are on their way.
+
+    The host store is the truth for a streamed weight. Weights that are reachable from outside one layer (ties, shared
+    submodules) are not streamed; they are non-layer weights.
+
+    Args:
+        component: the module that owns the list.
+        layer_name: dotted name of the list inside it.
+        device: where the layers run.
+        config: prefetch depth, resident layers and their layout.
+        component_name: for reports and errors.
+    """
+
+    def __init__(
+        self,
+        component: nn.Module,
+        layer_name: str,
+        *,
+        device: torch.device,
+        config: OffloadConfig,
+        component_name: str,
+    ) -> None:
+        self.layer_name, self.component_name, self.device = layer_name, component_name, device
+        layers = find_layers(component, layer_name)
+        self._layers = [weakref.ref(layer) for layer in layers]
+        self._prefetch = layer_count(config.prefetch, len(layers))
+        self.resident_layers = _resident_layers(config, len(layers))
+        self._groups: list[list[StorageGroup]] = [[] for _ in layers]
+        self._loaded: dict[int, dict[StorageGroup, list[int]]] = {}  # the versions tell of writes on the device
+        self._coming: dict[int, _Coming] = {}
+        self._keep_all = False
+        backend = backend_of(device)
+        self._copy_stream = backend.Stream(device=device) if hasattr(backend, "Stream") else None
+        self.adopt(component)
+        self._hooks = [
+            handle
+            for index, layer in enumerate(layers)
+            for handle in (
+                layer.register_forward_pre_hook(_LayerHook(self, index, "_before"), prepend=True),
+                layer.register_forward_hook(_LayerHook(self, index, "_after")),
+            )
+        ]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def adopt(self, component: nn.Module) -> None:
+        """Take the weights of the layers off the device and into the host store, new ones too."""
+        with moving:
+            found = survey(component, self.component_name)
+            mine = self._by_layer(found)
+            arrivals = {
+                g: s for g, s in found.resident.items() if g in mine and not g.streamed and g not in found.buffers
+            }
+            with parked_in_place(arrivals, self.device):
+                pass
+            for group in [*arrivals, *(g for g in found.parked if g in mine and g not in self._groups[mine[g]])]:
+                group.streamed = True
+                self._groups[mine[group]].append(group)
+
+    def _by_layer(self, found: Survey) -> dict[StorageGroup, int]:
+        """The groups that lie within one layer altogether."""
+        layer_of = {id(m): i for i, ref in enumerate(self._layers) if (layer := ref()) for m in layer.modules()}
+        within = {group: {layer_of.get(id(owner)) for owner in owners} for group, owners in found.owners.items()}
+        return {group: index for group, (index, *others) in within.items() if index is not None and not others}
+
+    # -- load and release ----------------------------------------------------------------------------------------------
+
+    def prefetch_layer(self, index: int, non_blocking: bool = True) -> None:
+        """Start bringing a layer to the device. With ``non_blocking=False`` it is there on return."""
+        with moving:
+            if index not in self._loaded and index not in self._coming:
+                self._coming[index] = self._start(self._groups[index])
+            if not non_blocking:
+                self._arrive(index)
+
+    def release_layer(self, index: int) -> None:
+        """Take a layer off the device. What was written to its weights there reaches the host store first."""
+        with moving:
+            if (coming := self._coming.pop(index, None)) is not None:
+                self._wait_for(coming)  # or its memory could be reused under the copy
+            for group, versions in self._loaded.pop(index, {}).items():
+                self._write_back(index, group, versions)
+                if group.views:
+                    hide(group)
+
+    def release_all(self) -> None:
+        """Take every layer off the device, resident ones too."""
+        with moving:
+            self._keep_all = False
+            for index in {*self._loaded, *self._coming}:
+                self.release_layer(index)
+
+    def load_all_layers(self) -> None:
+        """Bring every layer to the device and keep it there until :meth:`release_all`."""
+        with moving:
+            for index in range(len(self)):
+                self.prefetch_layer(index, non_blocking=False)
+            self._keep_all = True
+
+    def prepare_for_next_req(self) -> None:
+        """Load the resident layers, and start the first streamed ones."""
+        for index in self.resident_layers:
+            self.prefetch_layer(index)
+        self._prefetch_after(len(self) - 1)
+
+    def remove(self) -> None:
+        """Take the hooks off. The weights stay where they are."""
+        for handle in self._hooks:
+            handle.remove()
+        for groups in self._groups:
+            for group in groups:
+                group.streamed = False
+
+    # -- around the forward of a layer ---------------------------------------------------------------------------------
+
+    def _before(self, index: int) -> None:
+        with moving:
+            self.prefetch_layer(index, non_blocking=False)  # on demand, if nobody foresaw it
+            ahead = self._ahead(index)
+            for stale in {*self._loaded, *self._coming} - {index, *ahead, *self.resident_layers}:
+                self._after(stale)  # foreseen, but skipped
+            self._prefetch_after(index)
+
+    def _after(self, index: int) -> None:
+        if index not in self.resident_layers and not self._keep_all:
+            self.release_layer(index)
+
+    def _ahead(self, index: int) -> list[int]:
+        """The streamed layers that run next; after the last one the first one, for the next step."""
+        order = [(index + step) % len(self) for step in range(1, len(self))]
+        return [i for i in order if i not in self.resident_layers][: self._prefetch]
+
+    def _prefetch_after(self, index: int) -> None:
+        try:
+            for ahead in self._ahead(index):
+                self.prefetch_layer(ahead)
+        except torch.OutOfMemoryError:
+            pass  # looking ahead is a favour; a layer that is needed is loaded on demand, and that may raise
+
+    # -- the copy stream -----------------------------------------------------------------------------------------------
+
+    def _start(self, groups: list[StorageGroup]) -> _Coming:
+        """Allocate on the current stream, which will use and free the memory; copy on the copy stream."""
+        groups = [group for group in groups if group.state is GroupState.PARKED]
+        targets = [torch.empty(group.nbytes, dtype=torch.uint8, device=self.device) for group in groups]
+        storages = {group: target.untyped_storage() for group, target in zip(groups, targets, strict=True)}
+        if self._copy_stream is None:
+            self._copy(storages)
+            return _Coming(storages, None)
+        backend = backend_of(self.device)
+        self._copy_stream.wait_stream(backend.current_stream(self.device))  # for earlier users of the same memory
+        with backend.stream(self._copy_stream):
+            self._copy(storages)
+            return _Coming(storages, self._copy_stream.record_event())
+
+    def _copy(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> None:
+        for group, storage in storages.items():
+            assert group.host is not None
+            pinned = group.host.kind == "pinned"  # a pageable source is never read asynchronously
+            bytes_of(storage).copy_(bytes_of(group.host.storage), non_blocking=pinned)
+
+    def _arrive(self, index: int) -> None:
+        """The current stream waits for the copy, and the weights appear."""
+        if (coming := self._coming.pop(index, None)) is None:
+            return
+        self._wait_for(coming)
+        loaded = self._loaded.setdefault(index, {})
+        for group, storage in coming.storages.items():
+            show(group, storage)
+            loaded[group] = [tensor._version for _, tensor in group.tensors()]
+
+    def _wait_for(self, coming: _Coming) -> None:
+        if coming.event is not None:
+            backend_of(self.device).current_stream(self.device).wait_event(coming.event)
+
+    def _write_back(self, index: int, group: StorageGroup, versions: list[int]) -> None:
+        """Save in-place writes and replaced data. A write through ``.data`` leaves no trace."""
+        for view, tensor in list(group.tensors()):
+            storage = tensor.untyped_storage()
+            if group_of(storage) is not group:  # its data was replaced: it leaves the group
+                group.views.remove(view)
+                left = StorageGroup(
+                    self.component_name, storage.device, storage.nbytes(), views=[View.of(tensor, view.name)]
+                )
+                left.host, left.device, left.streamed = to_host(left, storage), self.device, True
+                self._groups[index].append(left)
+                hide(left)
+        members = list(group.tensors())
+        if members and [tensor._version for _, tensor in members] != versions:
+            group.host = to_host(group, members[0][1].untyped_storage())
+
+
+class _LayerHook:
+    """Calls a method of the manager around the forward of one layer. Its copy, in a copy of the layer, does nothing."""
+
+    def __init__(self, manager: LayerwiseOffloadManager | None, index: int, method: str) -> None:
+        self._manager = (lambda: None) if manager is None else weakref.ref(manager)
+        self._index, self._method = index, method
+
+    def __call__(self, *_: Any) -> None:
+        if (manager := self._manager()) is not None:
+            getattr(manager, self._method)(self._index)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _LayerHook:
+        return _LayerHook(None, self._index, self._method)
+
+    def __reduce__(self) -> tuple[type, tuple[None, int, str]]:
+        return _LayerHook, (None, self._index, self._method)
+
+
+def find_layers(component: nn.Module, name: str) -> list[nn.Module]:
+    """The layers that a dotted name leads to.
+
+    Raises:
+        LayerNameError: no such submodule, or not a list of modules; the message says which names would do.
+    """
+    lists = (nn.ModuleList, nn.Sequential)
+    known = [path for path, module in component.named_modules() if isinstance(module, lists) and len(module)]
+    try:
+        found = component.get_submodule(name)
+    except AttributeError:
+        found = None
+    if isinstance(found, lists) and len(found) and name:
+        return list(found)
+    wrong = "does not exist" if found is None else f"is a {type(found).__name__}, not a list of layers"
+    raise LayerNameError(
+        f"layer name {name!r} {wrong} in {type(component).__name__}; lists of layers there: {known or 'none'}"
+    )
+
+
+def _resident_layers(config: OffloadConfig, layers: int) -> frozenset[int]:
+    count = layer_count(config.resident_layers, layers)
+    if config.residency_policy == "leading":
+        return frozenset(range(count))
+    return frozenset(index * layers // count for index in range(count))

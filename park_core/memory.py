@@ -1,0 +1,140 @@
+"""How much room there is: headroom of a device, and of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+__all__ = ["Headroom", "HostHeadroom", "device_headroom", "host_headroom"]
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Bytes that this process can still allocate on one device.
+
+    Attributes:
+        bytes: min(driver free, cap - reserved) + reserved but unused; 0 at least.
+        driver_free: what the driver reports as free, or a stand-in for it (see ``note``).
+        reserved_unused: what the caching allocator has reserved but not handed out.
+        cap: the limit of this process (``set_per_process_memory_fraction``) in bytes; None without one.
+        note: why the driver's reading was not trusted; empty if it was.
+        unified: the device has no memory of its own, so moving weights to the host frees nothing.
+    """
+
+    bytes: int
+    driver_free: int
+    reserved_unused: int
+    cap: int | None = None
+    note: str = ""
+    unified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostHeadroom:
+    """Bytes that this process can still allocate on the host.
+
+    Attributes:
+        bytes: the smaller of the two below.
+        available: what the kernel can hand out without swapping (``psutil``'s ``available``).
+        cgroup: what the tightest memory limit of the process's control groups leaves; None without a limit.
+    """
+
+    bytes: int
+    available: int
+    cgroup: int | None = None
+
+
+def device_headroom(device: torch.device | str) -> Headroom:
+    """Measure the headroom of ``device``, not of the current device.
+
+    The cap is invisible to the driver, and torch holds it against *reserved* bytes
+    (``CUDACachingAllocator::setMemoryFraction``), hence ``min(free, cap - reserved)``.
+    """
+    device = torch.device(device)
+    backend: Any = torch.get_device_module(device.type)
+    reserved, allocated = backend.memory_reserved(device), backend.memory_allocated(device)
+    properties = backend.get_device_properties(device)
+    driver_free, total, note = _driver_free(backend, device, reserved, properties.total_memory)
+    fraction = _cap_fraction(backend, device)
+    cap = None if fraction is None or fraction >= 1 else int(fraction * total)
+    room = driver_free if cap is None else min(driver_free, cap - reserved)
+    return Headroom(
+        bytes=max(0, room + reserved - allocated),
+        driver_free=driver_free,
+        reserved_unused=reserved - allocated,
+        cap=cap,
+        note=note,
+        unified=bool(getattr(properties, "is_integrated", False)),
+    )
+
+
+def _driver_free(backend: Any, device: torch.device, reserved: int, capacity: int) -> tuple[int, int, str]:
+    """(free, total, why the driver is not trusted); the stand-in for free is capacity - reserved."""
+    try:
+        free, total = backend.mem_get_info(device)
+    except Exception as error:  # a driver may raise anything; parking must not depend on it
+        return capacity - reserved, capacity, f"mem_get_info raised {type(error).__name__}: {error}"
+    if total <= 0 or not 0 <= free <= total:
+        note = f"the driver reports {free} B free of {total} B"
+    elif free > total - reserved:
+        note = f"the driver reports {free} B free of {total} B although this process has reserved {reserved} B"
+    elif free == 0 and reserved < capacity // 2 and not reserved:
+        note = f"the driver reports 0 B free of {total} B although this process has reserved nothing"
+    else:
+        return free, total, ""
+    return capacity - reserved, capacity, note
+
+
+def _cap_fraction(backend: Any, device: torch.device) -> float | None:
+    probe = getattr(backend, "get_per_process_memory_fraction", None)
+    return None if probe is None else float(probe(device))
+
+
+def host_headroom() -> HostHeadroom:
+    """Measure what the host can still give: what is available, and what the control groups leave."""
+    available = int(psutil.virtual_memory().available)
+    cgroup = _cgroup_room()
+    return HostHeadroom(available if cgroup is None else min(available, cgroup), available, cgroup)
+
+
+def _cgroup_room(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What the tightest limit on the way up leaves; page cache that can be dropped counts as room."""
+    rooms = [_group_room(group) for group in _groups(root, membership)]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _groups(root: Path, membership: Path) -> list[Path]:
+    """The process's memory control group and its ancestors, in version 2 and version 1 layout."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    groups: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        top = root / "memory" if controllers else root
+        group = top / path.lstrip("/")
+        groups += [folder for folder in (group, *group.parents) if folder == top or top in folder.parents]
+    return groups
+
+
+def _group_room(group: Path) -> int | None:
+    for limit_file, usage_file in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit, usage = (group / limit_file).read_text().strip(), int((group / usage_file).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit == "max" or int(limit) >= 1 << 60:  # version 1 writes "no limit" as a huge number
+            return None
+        return max(0, int(limit) - usage + int(stat.get("inactive_file", 0)))
+    return None

@@ -1,0 +1,134 @@
+"""Layerwise offload as methods of a module: by inheritance, or given to a module of another library."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from park_core.component import OffloadedComponent, configure, offload_of
+from park_core.config import OffloadConfig
+from park_core.errors import ParkError
+from park_core.layerwise import LayerwiseOffloadManager
+from park_core.report import ParkReport, RestoreReport
+from park_core.sizes import parse_size
+
+__all__ = ["LayerwiseOffloadableModuleMixin", "layerwise_offloadable"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class LayerwiseOffloadableModuleMixin:
+    """For a module whose repeated layers are streamed, and whose other weights are parked, while it is idle.
+
+    Attributes:
+        layer_names: dotted names of the lists of layers; a class or an instance sets them.
+    """
+
+    layer_names: Sequence[str] = ()
+
+    @property
+    def layerwise_offload_managers(self) -> list[LayerwiseOffloadManager]:
+        """One per list of layers; empty before :meth:`configure_layerwise_offload`."""
+        offload = offload_of(self)  # type: ignore[arg-type]
+        return [] if offload is None else offload.managers
+
+    def configure_layerwise_offload(
+        self,
+        config: OffloadConfig | None = None,
+        *,
+        device: torch.device | str | None = None,
+        component_name: str | None = None,
+    ) -> None:
+        """Stream the named lists of layers, and move the rest of the module to the device.
+
+        Args:
+            config: settings; overrides for ``component_name`` in it are applied.
+            device: where the module runs; default: where its weights are, or else the current accelerator.
+            component_name: for reports and errors; default: the name of the class.
+
+        Raises:
+            LayerNameError: a name that does not lead to a list of modules. Nothing was changed.
+            ParkError: the module cannot be offloaded (meta parameters, FSDP, gradients). Nothing was changed.
+        """
+        names = self.layer_names
+        configure(self, names, config=config, device=device, component_name=component_name)  # type: ignore[arg-type]
+
+    def park_non_layer_weights(self, *, need: int | str | None = None) -> ParkReport:
+        """Move the non-layer weights to the host until :meth:`restore_non_layer_weights`, if that pays.
+
+        Args:
+            need: bytes (or ``"1 GiB"``) that the next stage needs; decides instead of the significance.
+        """
+        return _configured(self).park(need=None if need is None else parse_size(need))
+
+    def restore_non_layer_weights(self) -> RestoreReport:
+        """Bring the parked weights back, bit for bit."""
+        return _configured(self).restore()
+
+    def prepare_for_next_req(self) -> None:
+        """Load the resident layers and start loading the first streamed ones."""
+        _configured(self).prepare_for_next_req()
+
+
+def layerwise_offloadable(
+    module: M,
+    layer_names: Sequence[str] | None,
+    *,
+    config: OffloadConfig | None = None,
+    device: torch.device | str | None = None,
+    component_name: str | None = None,
+) -> M:
+    """Give a module of any class the methods of :class:`LayerwiseOffloadableModuleMixin`.
+
+    It stays the same object of the same class. With ``device`` or ``config`` it is configured at once.
+
+    Args:
+        module: the component.
+        layer_names: dotted names of its lists of layers; None finds the outermost lists of at least two like layers.
+        config, device, component_name: see :meth:`LayerwiseOffloadableModuleMixin.configure_layerwise_offload`.
+    """
+    names = tuple(_outermost_lists(module) if layer_names is None else layer_names)
+    module.layer_names = names  # type: ignore[assignment]
+    for verb in _VERBS:
+        setattr(module, verb, _Verb(module, verb))
+    if config is not None or device is not None:
+        module.configure_layerwise_offload(config, device=device, component_name=component_name)  # type: ignore[operator]
+    return module
+
+
+_VERBS = ("configure_layerwise_offload", "park_non_layer_weights", "restore_non_layer_weights", "prepare_for_next_req")
+
+
+class _Verb:
+    """A method of the mixin, bound weakly to one module; a copy of the module gets one of its own."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module, self._name = weakref.ref(module), name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(LayerwiseOffloadableModuleMixin, self._name)(self._module(), *args, **kwargs)
+
+
+def _configured(module: object) -> OffloadedComponent:
+    offload = offload_of(module)  # type: ignore[arg-type]
+    if offload is None:
+        name = type(module).__name__
+        raise ParkError(
+            f"{name} is not under layerwise offload yet; call configure_layerwise_offload(device=...) first"
+        )
+    return offload
+
+
+def _outermost_lists(module: nn.Module) -> list[str]:
+    """Lists of at least two layers of one class, none inside another."""
+    found: list[str] = []
+    for path, child in module.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in found) or not isinstance(child, nn.ModuleList):
+            continue
+        if len(child) > 1 and len({type(layer) for layer in child}) == 1 and any(True for _ in child.parameters()):
+            found.append(path)
+    return found

@@ -1,0 +1,252 @@
+"""What a weight answers while only its host copy exists.
+
+A parked weight stays the same object: ``torch.nn.Parameter`` and its subclasses can change class in place, as torch's
+own ``UninitializedParameter`` does. While parked it *tells the truth* about its value and refuses to compute:
+
+* shape, strides, counts: those of the weight; device, ``requires_grad``, ``grad``, hooks: its own, unchanged;
+* ``detach()`` and ``.data``: the host copy itself, so ``state_dict`` reads the real values and a write through it
+  reaches the weight; ``copy_`` writes there too, so ``load_state_dict`` takes effect;
+* ``.to(dtype)``, ``.to(device)``: a parked tensor that will be restored as that; ``.cpu()``: the real values;
+* ``.data = x``: ``x`` is the weight from now on, and the old host copy goes;
+* deepcopy and pickle: an independent tensor on the device, as if the weight had been resident;
+* anything else: ``WeightsParkedError``, before a kernel can see the placeholder.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from park_core.errors import WeightsParkedError
+from park_core.host_copy import HostCopy
+from park_core.storage import GroupState, StorageGroup, View, bytes_of, settle
+
+__all__ = ["ParkedTensor", "hide", "is_parked", "parked_group", "show", "truth"]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Torch functions and attributes, by name: what a parked tensor answers as the object that it is, ...
+_OWN = _names("""
+    device is_cuda is_cpu is_meta is_xpu is_mps get_device dtype layout is_floating_point is_complex is_signed is_sparse
+    is_quantized is_nested is_mkldnn is_shared is_inference is_leaf requires_grad requires_grad_ grad grad_fn
+    retains_grad register_hook register_post_accumulate_grad_hook _backward_hooks _post_accumulate_grad_hooks _version
+    _use_count name names _is_view _base untyped_storage _typed_storage _has_compatible_shallow_copy_type __hash__
+""")
+# ... what it answers as the weight that it stands for, ...
+_METADATA = _names("""
+    shape size stride numel nelement nbytes itemsize element_size dim ndim ndimension __len__ is_contiguous
+    storage_offset is_non_overlapping_and_dense dim_order
+""")
+# ... and what makes a weight of another kind of it.
+_CONVERSIONS = _names("to type type_as float double half bfloat16 int long short char byte bool cpu cuda xpu")
+
+
+class Parked(NamedTuple):
+    """What a parked tensor knows about itself."""
+
+    group: StorageGroup
+    view: View
+    placeholder: Tensor  # shared; held here so that it lives as long as somebody shows it
+
+
+class ParkedTensor(Tensor):
+    """Mixed into the class of a weight while it is parked; see the module's docstring."""
+
+    __slots__ = ()
+    _parked: Parked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _name_of(func)
+        first = args[0] if args else None
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _OWN:
+                return func(*args, **kwargs)
+            if isinstance(first, ParkedTensor):
+                if name in _METADATA:
+                    return func(truth(first), *args[1:], **kwargs)
+                if name == "detach":
+                    return truth(first)
+                if name == "copy_":
+                    func(truth(first), *(truth(a) if is_parked(a) else a for a in args[1:]), **kwargs)
+                    return first
+                if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
+                    return _converted(first, func, args[1:], kwargs)
+        raise _refusal(name, [*args, *kwargs.values()])
+
+    @property
+    def data(self) -> Tensor:
+        return truth(self)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        _replace(self, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = _independent(self)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _independent(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        group, view, _ = self._parked
+        return f"<{view.name!r} of {group.component!r}: parked, {tuple(view.shape)}, {self.dtype}, {self.device}>"
+
+
+def is_parked(tensor: object) -> bool:
+    """Does only the host copy of this tensor exist?"""
+    return isinstance(tensor, ParkedTensor)
+
+
+def parked_group(tensor: Tensor) -> StorageGroup | None:
+    """The group that a parked tensor belongs to; None for any other tensor."""
+    return tensor._parked.group if isinstance(tensor, ParkedTensor) else None
+
+
+def truth(tensor: Tensor) -> Tensor:
+    """The host copy of a parked tensor, seen as the tensor sees its device bytes. Shares memory with it."""
+    group, view, _ = tensor._parked  # type: ignore[attr-defined]
+    assert group.host is not None
+    return view.over(group.host.storage)  # type: ignore[no-any-return]
+
+
+def hide(group: StorageGroup) -> None:
+    """RESIDENT or half hidden -> PARKED: every member shows the placeholder. Needs the host copy; allocates nothing."""
+    assert group.host is not None
+    for view, tensor in group.tensors():
+        hide_one(tensor, group, view)
+    group.state = GroupState.PARKED
+
+
+def hide_one(tensor: Tensor, group: StorageGroup, view: View) -> None:
+    shown = placeholder(group.device, view.dtype, view.inference)
+    _set_data(tensor, shown)
+    tensor._parked = Parked(group, view, shown)  # type: ignore[attr-defined]
+    if not isinstance(tensor, ParkedTensor):
+        tensor.__class__ = _parked_class(type(tensor))
+
+
+def show(group: StorageGroup, storage: torch.UntypedStorage) -> None:
+    """PARKED or half shown -> RESIDENT: every member is a view of ``storage`` again, and a normal tensor."""
+    for view, tensor in group.tensors():
+        _unveil(tensor)
+        tensor.data = view.over(storage)
+    settle(group, storage)
+    group.state = GroupState.RESIDENT
+
+
+def _unveil(tensor: Tensor) -> None:
+    if isinstance(tensor, ParkedTensor):
+        tensor.__class__ = type(tensor).__mro__[2]
+        del tensor._parked
+
+
+_placeholders: weakref.WeakValueDictionary[tuple[torch.device, torch.dtype, bool], Tensor] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def placeholder(device: torch.device, dtype: torch.dtype, inference: bool = False) -> Tensor:
+    """No elements, no bytes; one per (device, dtype), shared by all parked tensors of that kind while there are any."""
+    found = _placeholders.get((device, dtype, inference))
+    if found is None:
+        with torch.inference_mode(inference):
+            found = _placeholders[device, dtype, inference] = torch.empty(0, dtype=dtype, device=device)
+    return found
+
+
+@functools.cache
+def _parked_class(cls: type) -> type:
+    return type(f"Parked{cls.__name__}", (ParkedTensor, cls), {"__slots__": (), "__module__": cls.__module__})
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """``tensor.data = value`` for parked tensors too."""
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.data.__set__(tensor, value)  # type: ignore[attr-defined]
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    """``shape`` for the getter of ``Tensor.shape``, ``add_`` for ``Tensor.add_`` and ``torch.ops.aten.add_``."""
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        return getattr(getattr(func, "__self__", None), "__name__", name)
+    return name
+
+
+def _refusal(operation: str, values: Sequence[Any]) -> WeightsParkedError:
+    for value in values:
+        if isinstance(value, ParkedTensor):
+            group, view, _ = value._parked
+            return WeightsParkedError(group.component, view.name, operation=operation, remedy=remedy(group))
+        if isinstance(value, (tuple, list)) and any(is_parked(v) for v in value):
+            return _refusal(operation, value)
+        if isinstance(value, Mapping) and any(is_parked(v) for v in value.values()):
+            return _refusal(operation, list(value.values()))
+    raise AssertionError("no parked tensor among the arguments")
+
+
+def remedy(group: StorageGroup) -> str:
+    return "load_all_layers()" if group.streamed else "restore_non_layer_weights()"
+
+
+def _converted(tensor: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Tensor:
+    """What ``.to(...)`` makes of a parked tensor: itself, a parked tensor of another kind, or the values on the CPU."""
+    probe = func(torch.empty(0, dtype=tensor.dtype, device=tensor.device), *args, **kwargs)
+    if probe.device == tensor.device and probe.dtype == tensor.dtype and not kwargs.get("copy"):
+        return tensor
+    values = truth(tensor).to(dtype=probe.dtype, copy=True)
+    if probe.device.type == "cpu":
+        values._moved_to_host = True  # type: ignore[attr-defined]  # so that `.data =` can tell a move from a write
+        return values
+    group, view, _ = tensor._parked  # type: ignore[attr-defined]
+    return _parked_from(probe, values, group, view.name, probe.device)
+
+
+def _parked_from(tensor: Tensor, values: Tensor, like: StorageGroup, name: str, device: torch.device) -> Tensor:
+    """Make ``tensor`` a parked tensor whose value is ``values`` (host), alone in a group of its own."""
+    view = replace(View.of(values, name), ref=weakref.ref(tensor))
+    host = HostCopy(values.untyped_storage())
+    group = StorageGroup(like.component, device, host.storage.nbytes(), GroupState.PARKED, [view], host)
+    group.streamed = like.streamed
+    hide_one(tensor, group, view)
+    return tensor
+
+
+def _replace(tensor: Tensor, value: Tensor) -> None:
+    """``tensor.data = value`` while parked: the tensor leaves its group, and ``value`` is the truth from now on."""
+    group, view, _ = tensor._parked  # type: ignore[attr-defined]
+    group.views.remove(view)
+    if isinstance(value, ParkedTensor):  # a conversion of this or another parked tensor
+        _parked_from(tensor, truth(value), group, view.name, value.device)
+    elif value.device.type == "cpu" != group.device.type and not getattr(value, "_moved_to_host", False):
+        _parked_from(tensor, value, group, view.name, group.device)  # a new value, written on the host
+    else:
+        _unveil(tensor)
+        tensor.data = value
+
+
+def _independent(tensor: Tensor) -> Tensor:
+    """A resident tensor of the same class, values, layout, attributes, that shares nothing with ``tensor``."""
+    group, view, _ = tensor._parked  # type: ignore[attr-defined]
+    assert group.host is not None
+    with torch.inference_mode(view.inference):
+        storage = bytes_of(group.host.storage).to(group.device, copy=True).untyped_storage()
+        result: Tensor = view.over(storage).as_subclass(type(tensor).__mro__[2])
+        result.requires_grad_(tensor.requires_grad)
+    result.__dict__.update({k: v for k, v in vars(tensor).items() if k != "_parked"})
+    return result

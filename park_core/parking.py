@@ -1,0 +1,232 @@
+"""Parking: the non-layer weights of one component, between its uses.
+
+``park()`` reads top to bottom: survey the component, decide, copy everything, swap everything, measure what was freed.
+``restore()`` is the way back. Both are idempotent, and a failure anywhere leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+
+import torch
+from torch import nn
+
+from park_core.config import OffloadConfig
+from park_core.decision import decide
+from park_core.errors import ParkError
+from park_core.guard import refresh_guards
+from park_core.host_copy import HostCopy
+from park_core.parked_tensor import hide, placeholder, show
+from park_core.placement import placed
+from park_core.report import ParkDecision, ParkReport, RestoreReport, Skipped
+from park_core.storage import GroupState, StorageGroup
+from park_core.survey import Survey, survey, viewed_elsewhere
+from park_core.transfer import backend_of, to_device, to_host
+
+__all__ = ["Parking", "moving"]
+
+logger = logging.getLogger(__name__)
+
+moving = threading.RLock()
+"""Held while weights move. One for all components: they can share weights, and they do share the link to the device."""
+
+_parkings: weakref.WeakSet[Parking] = weakref.WeakSet()
+
+
+class Parking:
+    """Everything about parking one component. Holds the component and its weights weakly.
+
+    Args:
+        module: the component.
+        component: its name, for reports and errors.
+        config: its configuration.
+        device: where its weights belong: ``restore`` brings weights there that are still on the host. None leaves them.
+        buffers: park buffers, too. Off by default: a table shared by many layers stays where it is.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        component: str,
+        config: OffloadConfig,
+        device: torch.device | None = None,
+        *,
+        buffers: bool = False,
+    ) -> None:
+        self.component, self.config, self.device, self.buffers = component, config, device, buffers
+        self._module = weakref.ref(module)
+        self._parked: list[weakref.ref[StorageGroup]] = []
+        with moving:
+            found = survey(module, component)
+            self._hold([*found.resident, *found.parked])
+            _parkings.add(self)
+
+    # -- park ----------------------------------------------------------------------------------------------------------
+
+    def park(self, *, need: int | None = None) -> ParkReport:
+        """Move the non-layer weights to the host if that pays; see :class:`ParkDecision` for what pays.
+
+        Args:
+            need: bytes that the next stage needs. Decides instead of the significance.
+        """
+        with moving:
+            started = time.perf_counter()
+            found = survey(self.module, self.component)
+            movable, skipped = self._movable(found)
+            decision = self._decide(found, list(movable), need)
+            report = ParkReport(component=self.component, decision=decision)
+            if decision.verdict == "park":
+                report.skipped = found.skipped + skipped
+                found.resident.clear()  # drop the storages, or nothing is freed below
+                self._to_host(movable, report)
+            elif decision.verdict == "keep":
+                for group in movable:
+                    group.host = None
+            report.seconds = time.perf_counter() - started
+            logger.info("%s", report)
+            return report
+
+    def _movable(self, found: Survey) -> tuple[dict[StorageGroup, torch.UntypedStorage], list[Skipped]]:
+        """The resident groups that parking would move, and those that it must leave, with the reason."""
+        movable, skipped = {}, []
+        self._release([*found.resident, *found.parked])
+        for group, storage in found.resident.items():
+            if group.streamed:
+                continue
+            reason = ""
+            if group in found.buffers and not self.buffers:
+                reason = "buffers stay on the device"
+            elif group.device.type == "cpu":
+                reason = "it is on the host already"
+            elif others := sorted({p.component for r in group.holders if (p := r()) is not None}):
+                reason = f"component {', '.join(map(repr, others))} still uses it"
+            elif viewed_elsewhere(group, storage):
+                reason = "a tensor outside the component's parameters and buffers views its bytes"
+            if reason:
+                skipped.append(Skipped(group.name, reason, group.nbytes))
+            else:
+                movable[group] = storage
+        return movable, skipped
+
+    def _decide(self, found: Survey, movable: list[StorageGroup], need: int | None) -> ParkDecision:
+        parked = [group for group in found.parked if not group.streamed]
+        if found.refusal:
+            self._hold([*found.resident, *found.parked])
+            return ParkDecision(verdict="refuse", reason=found.refusal, bytes=sum(g.nbytes for g in movable + parked))
+        device = next((group.device for group in movable + parked), torch.device("cpu"))
+        return decide(
+            self.config,
+            device,
+            resident=sum(group.nbytes for group in movable),
+            parked=sum(group.nbytes for group in parked),
+            new_host_bytes=sum(group.nbytes for group in movable if group.host is None),
+            returning=sum(p.parked_bytes(device) for p in _parkings if p is not self),
+            need=need,
+        )
+
+    def _to_host(self, movable: dict[StorageGroup, torch.UntypedStorage], report: ParkReport) -> None:
+        """Copy all, then swap all; or leave everything as it was."""
+        if not movable:
+            return
+        copies: dict[StorageGroup, HostCopy] = {}
+        placeholders = [placeholder(g.device, v.dtype, v.inference) for g in movable for v in g.views]
+        for device in {group.device for group in movable}:
+            backend_of(device).synchronize(device)  # a side stream may still read what is about to be freed
+        for group, storage in movable.items():
+            copies[group] = to_host(group, storage)
+        try:
+            for group, copy in copies.items():
+                group.host = copy
+                hide(group)
+            refresh_guards(self.module)
+        except BaseException:
+            for group, storage in movable.items():
+                show(group, storage)
+            refresh_guards(self.module)
+            raise
+        del placeholders, group, storage  # the loops' last storage, too
+        self._parked = [weakref.ref(group) for group in {*self._parked_groups(), *movable}]
+        report.bytes_to_host = sum(group.nbytes for group in movable)
+        report.bytes_freed, kept = _measure_freed(movable)
+        report.skipped += kept
+
+    # -- restore -------------------------------------------------------------------------------------------------------
+
+    def restore(self) -> RestoreReport:
+        """Bring every parked weight back to its device. Without a parked weight nothing is allocated and copied."""
+        with moving:
+            started = time.perf_counter()
+            found = survey(self.module, self.component)
+            report = RestoreReport(component=self.component)
+            groups = list(dict.fromkeys([g for g in found.parked if not g.streamed] + self._parked_groups()))
+            with placed(found, self.device) as arrivals:
+                self._to_device(groups + arrivals, report)
+            self._hold([*found.resident, *found.parked])
+            report.seconds = time.perf_counter() - started
+            if groups:
+                logger.info("%s", report)
+            return report
+
+    def _to_device(self, groups: list[StorageGroup], report: RestoreReport) -> None:
+        """Allocate and copy all, then swap all; or leave everything as it was."""
+        if not groups:
+            return
+        storages = [to_device(group) for group in groups]
+        try:
+            for group, storage in zip(groups, storages, strict=True):
+                show(group, storage)
+            refresh_guards(self.module)
+        except BaseException:
+            for group in groups:
+                hide(group)
+            refresh_guards(self.module)
+            raise
+        for group in groups:
+            group.host = None
+        self._parked = []
+        report.bytes_restored = report.bytes_to_device = sum(group.nbytes for group in groups)
+
+    # -- what it knows -------------------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> nn.Module:
+        """The component.
+
+        Raises:
+            ParkError: it does not exist any more.
+        """
+        module = self._module()
+        if module is None:
+            raise ParkError(f"component {self.component!r} does not exist any more")
+        return module
+
+    def parked_bytes(self, device: torch.device) -> int:
+        """Bytes of this component that left ``device`` and will come back."""
+        return sum(group.nbytes for group in self._parked_groups() if group.device == device)
+
+    def _parked_groups(self) -> list[StorageGroup]:
+        """The groups that this object parked and that nobody restored or dropped since."""
+        groups = (ref() for ref in self._parked)
+        return [g for g in groups if g is not None and g.state is GroupState.PARKED and any(g.tensors())]
+
+    def _hold(self, groups: list[StorageGroup]) -> None:
+        for group in groups:
+            group.holders.add(weakref.ref(self))
+
+    def _release(self, groups: list[StorageGroup]) -> None:
+        for group in groups:
+            group.holders.discard(weakref.ref(self))
+
+
+def _measure_freed(movable: dict[StorageGroup, torch.UntypedStorage]) -> tuple[int, list[Skipped]]:
+    """Bytes whose storage is gone once we let go of it, and the groups that somebody else keeps on the device."""
+    watched = [(group, weakref.ref(storage)) for group, storage in movable.items()]
+    movable.clear()
+    kept = [group for group, ref in watched if ref() is not None]
+    freed = sum(group.nbytes for group, _ in watched) - sum(group.nbytes for group in kept)
+    return freed, [
+        Skipped(g.name, "parked, but something outside the component holds its memory", g.nbytes) for g in kept
+    ]

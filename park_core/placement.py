@@ -1,0 +1,56 @@
+"""Bringing weights under our care that are still on the host: a component on the host is a parked component."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from park_core.host_copy import HostCopy
+from park_core.parked_tensor import hide, show
+from park_core.storage import StorageGroup
+from park_core.survey import Survey, viewed_elsewhere
+from park_core.transfer import to_host
+
+__all__ = ["parked_in_place", "placed"]
+
+
+@contextmanager
+def placed(found: Survey, device: torch.device | None) -> Iterator[list[StorageGroup]]:
+    """The resident groups that are on the host although they belong on ``device``, as parked groups.
+
+    What the body does not bring to the device is on the host again afterwards, as it was.
+    """
+    if device is None or device.type == "cpu":
+        yield []
+        return
+    arrivals = {g: s for g, s in found.resident.items() if g.device.type == "cpu" and not g.streamed}
+    with parked_in_place(arrivals, device):
+        yield list(arrivals)
+
+
+@contextmanager
+def parked_in_place(groups: dict[StorageGroup, torch.UntypedStorage], device: torch.device) -> Iterator[None]:
+    """Make resident groups parked groups of ``device``; if the body fails, all of it is undone.
+
+    A group on the host keeps its bytes where they are: its storage becomes the host copy, and stays mapped if it was
+    mapped from the checkpoint. Where a tensor of somebody else views these bytes it gets a copy of its own, since a
+    host copy shares memory with no live tensor.
+    """
+    before = {group: group.device for group in groups}
+    try:
+        for group, storage in groups.items():
+            on_host = group.device.type == "cpu"
+            adopt = on_host and not viewed_elsewhere(group, storage)
+            group.host = HostCopy(storage, "adopted") if adopt else to_host(group, storage)
+            group.device = device if on_host else group.device
+        for group in groups:
+            hide(group)
+        yield
+    except BaseException:
+        for group, storage in groups.items():
+            group.device = before[group]
+            show(group, storage)
+            group.host = None
+        raise

@@ -1,0 +1,271 @@
+"""Who is on the device, during which use: strategies, and the manager that applies them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from park_core.component import OffloadedComponent, offload_of
+from park_core.config import OffloadConfig
+from park_core.errors import ParkError
+from park_core.memory import device_headroom
+from park_core.parking import Parking
+from park_core.report import ParkReport, RestoreReport
+from park_core.sizes import parse_size
+
+__all__ = [
+    "ComponentOffloadStrategy",
+    "ComponentResidencyManager",
+    "ComponentResidencyStrategy",
+    "ComponentUse",
+    "LayerwiseOffloadStrategy",
+    "ResidencyState",
+    "ResidentStrategy",
+]
+
+
+@dataclass(slots=True, kw_only=True)
+class ComponentUse:
+    """One stage's access to one component.
+
+    Attributes:
+        component_name: which component.
+        stage_name: of the pipeline stage, for reports.
+        memory_need: bytes that the stage needs besides the component's weights; idle components are parked for them.
+        target_dtype: dtype in which a resident component is held.
+        preferred: the next request starts with this component: leave it ready at the end of the request.
+    """
+
+    component_name: str
+    stage_name: str = ""
+    memory_need: int | None = None
+    target_dtype: torch.dtype | None = None
+    preferred: bool = False
+
+
+@dataclass(slots=True)
+class ResidencyState:
+    """What strategies share during one request.
+
+    Attributes:
+        device: where the components run.
+        reports: what was parked and restored, in order.
+        uses: the uses of this request so far, the last one of each component.
+    """
+
+    device: torch.device
+    reports: list[ParkReport | RestoreReport] = field(default_factory=list)
+    uses: dict[str, ComponentUse] = field(default_factory=dict)
+
+
+class ComponentResidencyStrategy:
+    """Where one component is before, during and after its uses. The base class does nothing."""
+
+    def prepare_for_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        """Make the component ready to run."""
+
+    def prefetch_for_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        """Start to make it ready, ahead of time."""
+        self.prepare_for_use(module, use, state)
+
+    def finish_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        """Its use is over. Called again at the end of the request; the second call must be harmless."""
+
+    def finish_request(self, module: nn.Module, use: ComponentUse, state: ResidencyState, *, preferred: bool) -> None:
+        """The request is over: make a preferred component ready for the next one, and the others idle."""
+        if preferred:
+            self.prepare_for_use(module, use, state)
+        else:
+            self.finish_use(module, use, state)
+
+
+class ResidentStrategy(ComponentResidencyStrategy):
+    """The component stays on the device."""
+
+    def prepare_for_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        never = OffloadConfig(parking="never")
+        report = Parking(module, use.component_name, never, state.device).restore()
+        if report.bytes_restored:
+            state.reports.append(report)
+        if use.target_dtype is not None:
+            module.to(use.target_dtype)
+
+
+class ComponentOffloadStrategy(ComponentResidencyStrategy):
+    """The whole component is on the device during a use only. The host copy is the master: what the use did not change
+    is not transferred back."""
+
+    def __init__(self) -> None:
+        self._parkings: weakref.WeakKeyDictionary[nn.Module, Parking] = weakref.WeakKeyDictionary()
+
+    def prepare_for_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        state.reports.append(self._parking(module, use, state).restore())
+
+    def finish_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        state.reports.append(self._parking(module, use, state).park())
+
+    def _parking(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> Parking:
+        if module not in self._parkings:
+            always = OffloadConfig(parking="always")
+            self._parkings[module] = Parking(module, use.component_name, always, state.device, buffers=True)
+        return self._parkings[module]
+
+
+class LayerwiseOffloadStrategy(ComponentResidencyStrategy):
+    """The layers are streamed, and between uses the non-layer weights are parked if that pays."""
+
+    def prepare_for_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        offload = _offload(module, use)
+        state.reports.append(offload.restore())
+        offload.prepare_for_next_req()
+
+    def finish_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
+        offload = _offload(module, use)
+        offload.release_layers()
+        state.reports.append(offload.park())
+
+
+class ComponentResidencyManager:
+    """Keeps the components of a pipeline on the device in turn.
+
+    Args:
+        components: the modules by name.
+        strategies: by component name; default: :class:`LayerwiseOffloadStrategy` for a component under layerwise
+            offload, :class:`ResidentStrategy` for any other.
+        config: settings for components that are ``layerwise_offloadable`` but not configured yet.
+        device: where the components run; default: the current accelerator.
+    """
+
+    def __init__(
+        self,
+        components: Mapping[str, nn.Module],
+        strategies: Mapping[str, ComponentResidencyStrategy] | None = None,
+        config: OffloadConfig | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.components = dict(components)
+        where = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+        if where is None:
+            raise ParkError("there is no accelerator; say which device the components are for")
+        self._state = ResidencyState(torch.empty(0, device=where).device)
+        if unknown := set(strategies or {}) - set(self.components):
+            raise ParkError(f"strategies for unknown components {sorted(unknown)}; known: {sorted(self.components)}")
+        for name, module in self.components.items():
+            if config is not None and offload_of(module) is None and hasattr(module, "configure_layerwise_offload"):
+                module.configure_layerwise_offload(config, device=where, component_name=name)  # type: ignore[operator]
+        self.strategies: dict[str, ComponentResidencyStrategy] = {
+            name: LayerwiseOffloadStrategy() if offload_of(module) else ResidentStrategy()
+            for name, module in self.components.items()
+        } | dict(strategies or {})
+        self._locks = {name: threading.RLock() for name in self.components}
+        self._depth = dict.fromkeys(self.components, 0)
+
+    @property
+    def reports(self) -> list[ParkReport | RestoreReport]:
+        """What was parked and restored in the newest request, in order."""
+        return self._state.reports
+
+    def begin_request(self) -> None:
+        """A new request: forget the reports and uses of the last one."""
+        self._state.reports, self._state.uses = [], {}
+
+    @contextmanager
+    def use(
+        self,
+        name: str,
+        *,
+        stage_name: str = "",
+        memory_need: int | str | None = None,
+        target_dtype: torch.dtype | None = None,
+        preferred: bool = False,
+    ) -> Iterator[nn.Module]:
+        """Run a stage with a component: it is ready inside the block, and idle after it, also if the stage fails.
+
+        Another thread's use of the same component waits. A use inside a use of the same component changes nothing.
+
+        Args:
+            name: of the component.
+            stage_name: of the stage, for reports.
+            memory_need: bytes (or ``"1 GiB"``) that the stage needs besides this component's weights.
+            target_dtype: see :class:`ComponentUse`.
+            preferred: see :class:`ComponentUse`.
+        """
+        if name not in self.components:
+            raise ParkError(f"no component {name!r}; there are {sorted(self.components)}")
+        need = None if memory_need is None else parse_size(memory_need)
+        use = ComponentUse(
+            component_name=name,
+            stage_name=stage_name,
+            memory_need=need,
+            target_dtype=target_dtype,
+            preferred=preferred,
+        )
+        module, strategy = self.components[name], self.strategies[name]
+        with self._locks[name]:
+            if self._depth[name]:
+                yield module
+                return
+            self._state.uses[name] = use
+            self._depth[name] += 1
+            try:
+                self._make_room(use)
+                strategy.prepare_for_use(module, use, self._state)
+                yield module
+            except BaseException as failure:
+                self._finish_after(failure, use)
+                raise
+            else:
+                strategy.finish_use(module, use, self._state)
+            finally:
+                self._depth[name] -= 1
+
+    def finish_request(self) -> None:
+        """The request is over: every component that was used becomes what its strategy says."""
+        for name, use in self._state.uses.items():
+            with self._locks[name]:
+                module, preferred = self.components[name], use.preferred
+                self.strategies[name].finish_request(module, use, self._state, preferred=preferred)
+
+    def prefetch(self, name: str) -> None:
+        """Start to make a component ready that is used next."""
+        use = ComponentUse(component_name=name)
+        with self._locks[name]:
+            self._state.uses.setdefault(name, use)
+            self.strategies[name].prefetch_for_use(self.components[name], use, self._state)
+
+    def _make_room(self, use: ComponentUse) -> None:
+        """Park idle components that were kept on the device, until the stated need is covered."""
+        if use.memory_need is None:
+            return
+        device = self._state.device
+        own = offload_of(self.components[use.component_name])
+        need = use.memory_need + (own.parking.parked_bytes(device) if own else 0)
+        for name, module in self.components.items():
+            if device_headroom(device).bytes >= need:
+                return
+            offload = offload_of(module)
+            if offload is not None and not self._depth[name]:
+                offload.release_layers()
+                self._state.reports.append(offload.park(need=need))
+
+    def _finish_after(self, failure: BaseException, use: ComponentUse) -> None:
+        """The stage failed: still make its component idle. A second failure must not hide the first."""
+        name = use.component_name
+        try:
+            self.strategies[name].finish_use(self.components[name], use, self._state)
+        except Exception as second:
+            failure.add_note(f"and component {name!r} could not be made idle: {second!r}")
+
+
+def _offload(module: nn.Module, use: ComponentUse) -> OffloadedComponent:
+    offload = offload_of(module)
+    if offload is None:
+        raise ParkError(f"component {use.component_name!r} is not under layerwise offload; configure it first")
+    return offload

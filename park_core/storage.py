@@ -1,0 +1,106 @@
+"""Storage groups: all tensors over one storage, which move as one."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from park_core.host_copy import HostCopy
+
+__all__ = ["GroupState", "StorageGroup", "View", "bytes_of", "group_of", "settle"]
+
+
+class GroupState(Enum):
+    """Where the bytes of a storage group are.
+
+    RESIDENT: on the device. A host copy may exist too, kept to save the next transfer.
+    PARKED: in the host copy only; the tensors show a placeholder and hold no device memory.
+    """
+
+    RESIDENT = "resident"
+    PARKED = "parked"
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class View:
+    """How one tensor looks at the bytes of its group; enough to make it again, exactly."""
+
+    ref: weakref.ref[Tensor]
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    inference: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, name: str) -> View:
+        return cls(
+            weakref.ref(tensor),
+            name,
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.is_inference(),
+        )
+
+    def over(self, storage: torch.UntypedStorage) -> Tensor:
+        """The same view of other bytes. An inference tensor stays one, a normal one stays normal."""
+        with torch.inference_mode(self.inference):
+            empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+            return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class StorageGroup:
+    """All known tensors over one storage: ties, aliases, slices, expanded views, buffers that share with a weight.
+
+    A group lives exactly as long as it is of use: a resident group belongs to its storage, a parked one to its tensors.
+    So a host copy goes away with the weight that it belongs to, also when that weight is deleted while parked.
+    """
+
+    component: str
+    device: torch.device
+    nbytes: int
+    state: GroupState = GroupState.RESIDENT
+    views: list[View] = field(default_factory=list)
+    host: HostCopy | None = None
+    streamed: bool = False  # belongs to a LayerwiseOffloadManager, not to parking
+    holders: set[weakref.ref[Any]] = field(default_factory=set)  # the Parkings that want it resident
+
+    def tensors(self) -> Iterator[tuple[View, Tensor]]:
+        """The members that are still alive."""
+        for view in self.views:
+            if (tensor := view.ref()) is not None:
+                yield view, tensor
+
+    @property
+    def name(self) -> str:
+        return " = ".join(view.name for view in self.views)
+
+
+# Keyed by the storage's Python object, which torch keeps as long as the storage: an entry goes away with the memory.
+_resident: weakref.WeakKeyDictionary[torch.UntypedStorage, StorageGroup] = weakref.WeakKeyDictionary()
+
+
+def group_of(storage: torch.UntypedStorage) -> StorageGroup | None:
+    """The group that is resident in ``storage``, if it is known."""
+    return _resident.get(storage)
+
+
+def settle(group: StorageGroup, storage: torch.UntypedStorage) -> None:
+    """Record that ``group`` is resident in ``storage``."""
+    _resident[storage] = group
+
+
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """The bytes of a storage as a 1-dim uint8 tensor over it."""
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return empty.set_(storage, 0, (storage.nbytes(),), (1,))

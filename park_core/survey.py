@@ -1,0 +1,142 @@
+"""What a component is made of: its storage groups, who owns them, and what cannot be moved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from park_core.parked_tensor import parked_group
+from park_core.report import Skipped
+from park_core.storage import StorageGroup, View, group_of
+
+__all__ = ["Member", "Survey", "owned_tensors", "survey"]
+
+
+class Member(NamedTuple):
+    """A tensor in the tree of a component, under one of its names."""
+
+    name: str
+    tensor: Tensor
+    owner: nn.Module
+    is_buffer: bool
+
+
+@dataclass(slots=True)
+class Survey:
+    """The component as it is now. It holds storages: drop it before measuring what was freed.
+
+    Attributes:
+        resident: groups on a device (or on the host, for a component that was never placed), with their storage.
+        parked: groups of which only the host copy exists.
+        owners: the modules that own members of a group.
+        buffers: groups made of buffers only.
+        skipped: tensors that cannot move as bytes of a storage, and why.
+        refusal: why the component must not be touched at all; empty if it may.
+    """
+
+    resident: dict[StorageGroup, torch.UntypedStorage] = field(default_factory=dict)
+    parked: list[StorageGroup] = field(default_factory=list)
+    owners: dict[StorageGroup, list[nn.Module]] = field(default_factory=dict)
+    buffers: set[StorageGroup] = field(default_factory=set)
+    skipped: list[Skipped] = field(default_factory=list)
+    refusal: str = ""
+
+
+def owned_tensors(component: nn.Module) -> Iterator[Member]:
+    """Every parameter and buffer under every one of its owners: a tied weight comes more than once."""
+    for path, module in component.named_modules():
+        for is_buffer, owned in ((False, module._parameters), (True, module._buffers)):
+            for name, tensor in owned.items():
+                if tensor is not None:
+                    yield Member(f"{path}.{name}" if path else name, tensor, module, is_buffer)
+
+
+def survey(component: nn.Module, name: str) -> Survey:
+    """Look at every tensor of the component once. Changes nothing, allocates nothing."""
+    found = Survey(refusal=_fsdp_refusal(component))
+    by_storage: dict[torch.UntypedStorage, list[Member]] = {}
+    for member in owned_tensors(component):
+        if (group := parked_group(member.tensor)) is not None:
+            if group not in found.owners:
+                found.parked.append(group)
+            found.owners.setdefault(group, []).append(member.owner)
+        elif reason := _immovable(member.tensor):
+            found.skipped.append(Skipped(member.name, reason, _size_of(member.tensor)))
+        elif storage := member.tensor.untyped_storage():
+            by_storage.setdefault(storage, []).append(member)
+        found.refusal = found.refusal or _refusal(member)
+    for storage, members in by_storage.items():
+        group = _resident_group(storage, members, name)
+        found.resident[group] = storage
+        found.owners[group] = [member.owner for member in members]
+        if all(member.is_buffer for member in members):
+            found.buffers.add(group)
+    return found
+
+
+def _resident_group(storage: torch.UntypedStorage, members: list[Member], component: str) -> StorageGroup:
+    """The group in ``storage``, with views as they are now. Members that another component owns are kept."""
+    group = group_of(storage)
+    if group is None:
+        group = StorageGroup(component, storage.device, storage.nbytes())
+    tensors = {id(member.tensor): member for member in reversed(members)}  # a tied weight goes by its first name
+    elsewhere = [
+        view
+        for view, tensor in group.tensors()
+        if id(tensor) not in tensors and parked_group(tensor) is None and tensor.untyped_storage() is storage
+    ]
+    group.views = [View.of(member.tensor, member.name) for member in reversed(tensors.values())] + elsewhere
+    return group
+
+
+def viewed_elsewhere(group: StorageGroup, storage: torch.UntypedStorage) -> bool:
+    """Does something that is not a member hold these bytes? Then moving the members would free nothing.
+
+    Each tensor over a storage counts once, and so does the Python object ``storage``.
+    """
+    return torch._C._storage_Use_Count(storage._cdata) > len(group.views) + 1
+
+
+def _size_of(tensor: Tensor) -> int:
+    return 0 if nn.parameter.is_lazy(tensor) or tensor.is_meta else tensor.nbytes
+
+
+def _immovable(tensor: Tensor) -> str:
+    """Why this tensor is not a strided view of the bytes of one storage."""
+    cls = type(tensor)
+    if cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return f"its class {cls.__name__} wraps other tensors"
+    if tensor.is_meta or nn.parameter.is_lazy(tensor):
+        return "it has no data"
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return f"its layout ({tensor.layout}, quantized, conjugated or negated) is more than bytes and strides"
+    return "" if tensor.untyped_storage().nbytes() else "it is empty"
+
+
+def _refusal(member: Member) -> str:
+    """Why a component with this tensor must not be parked at all."""
+    tensor = member.tensor
+    if member.is_buffer:
+        return ""
+    if tensor.is_meta:
+        return f"{member.name!r} is a meta tensor: it has no data; load the component first"
+    if tensor.grad is not None:
+        return f"{member.name!r} has a gradient; set it to None first (zero_grad)"
+    if tensor.requires_grad and parked_group(tensor) is None and tensor._use_count() > 1:  # type: ignore[attr-defined]
+        # One holder is the Python object; an autograd graph is the other (its AccumulateGrad node).
+        return f"a backward pass through {member.name!r} is pending"
+    return ""
+
+
+def _fsdp_refusal(component: nn.Module) -> str:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: not in use
+    if fsdp is not None and any(
+        isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)) for module in component.modules()
+    ):
+        return "it is managed by FSDP, which moves its shards itself"
+    return ""
