@@ -83,7 +83,8 @@ class StorageGroup:
 
     @property
     def name(self) -> str:
-        return " = ".join(view.name for view in self.views)
+        """The names of its members, for people."""
+        return " = ".join(view.name for view in self.views if view.name)
 
 
 # Keyed by the storage's Python object, which torch keeps as long as the storage: an entry goes away with the memory.

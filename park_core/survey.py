@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from park_core.parked_tensor import parked_group
 from park_core.report import Skipped
-from park_core.storage import StorageGroup, View, group_of
+from park_core.storage import StorageGroup, View, group_of, settle
 
 __all__ = ["Member", "Survey", "owned_tensors", "survey"]
 
@@ -69,6 +69,8 @@ def survey(component: nn.Module, name: str) -> Survey:
             found.skipped.append(Skipped(member.name, reason, _size_of(member.tensor)))
         elif storage := member.tensor.untyped_storage():
             by_storage.setdefault(storage, []).append(member)
+            if (base := member.tensor._base) is not None:  # autograd keeps the base of a view, and its bytes, alive
+                by_storage[storage].append(member._replace(name="", tensor=base))
         found.refusal = found.refusal or _refusal(member)
     for storage, members in by_storage.items():
         group = _resident_group(storage, members, name)
@@ -84,13 +86,16 @@ def _resident_group(storage: torch.UntypedStorage, members: list[Member], compon
     group = group_of(storage)
     if group is None:
         group = StorageGroup(component, storage.device, storage.nbytes())
-    tensors = {id(member.tensor): member for member in reversed(members)}  # a tied weight goes by its first name
+        settle(group, storage)
+    tensors: dict[int, Member] = {}
+    for member in members:
+        tensors.setdefault(id(member.tensor), member)  # a tied weight goes by its first name
     elsewhere = [
         view
         for view, tensor in group.tensors()
         if id(tensor) not in tensors and parked_group(tensor) is None and tensor.untyped_storage() is storage
     ]
-    group.views = [View.of(member.tensor, member.name) for member in reversed(tensors.values())] + elsewhere
+    group.views = [View.of(member.tensor, member.name) for member in tensors.values()] + elsewhere
     return group
 
 
