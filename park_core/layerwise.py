@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,11 @@ class LayerwiseOffloadManager:
         """Start bringing a layer to the device. With ``non_blocking=False`` it is there on return."""
         with moving:
             if index not in self._loaded and index not in self._coming:
-                self._coming[index] = self._start(self._groups[index])
+                try:
+                    self._coming[index] = self._start(self._groups[index])
+                except BaseException as failure:
+                    traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no memory with it
+                    raise
             if not non_blocking:
                 self._arrive(index)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -95,6 +95,7 @@ def layerwise_offloadable(
     module.layer_names = names  # type: ignore[assignment]
     for verb in _VERBS:
         setattr(module, verb, _Verb(module, verb))
+    module.layerwise_offload_managers = _Managers(module)  # type: ignore[assignment]
     if config is not None or device is not None:
         module.configure_layerwise_offload(config, device=device, component_name=component_name)  # type: ignore[operator]
     return module
@@ -103,14 +104,42 @@ def layerwise_offloadable(
 _VERBS = ("configure_layerwise_offload", "park_non_layer_weights", "restore_non_layer_weights", "prepare_for_next_req")
 
 
-class _Verb:
-    """A method of the mixin, bound weakly to one module; a copy of the module gets one of its own."""
+class _Bound:
+    """Something that belongs to one module, held weakly. A copy of the module gets one of its own."""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self._module, self._name = weakref.ref(module), name
+    def __init__(self, module: nn.Module, *args: Any) -> None:
+        self._module, self._args = weakref.ref(module), args
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        module = self._module()
+        assert module is not None  # it is being copied
+        return type(self)(memo.get(id(module), module), *self._args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._module(), *self._args)
+
+
+class _Verb(_Bound):
+    """A method of the mixin."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(LayerwiseOffloadableModuleMixin, self._name)(self._module(), *args, **kwargs)
+        (name,) = self._args
+        return getattr(LayerwiseOffloadableModuleMixin, name)(self._module(), *args, **kwargs)
+
+
+class _Managers(_Bound, Sequence[LayerwiseOffloadManager]):
+    """``layerwise_offload_managers`` as an attribute of an instance."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._managers()[index]
+
+    def __len__(self) -> int:
+        return len(self._managers())
+
+    def _managers(self) -> list[LayerwiseOffloadManager]:
+        module = self._module()
+        offload = None if module is None else offload_of(module)
+        return [] if offload is None else offload.managers
 
 
 def _configured(module: object) -> OffloadedComponent:

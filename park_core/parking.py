@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 import weakref
 
 import torch
@@ -132,20 +133,23 @@ class Parking:
         if not movable:
             return
         copies: dict[StorageGroup, HostCopy] = {}
+        before = {group: group.host for group in movable}
         placeholders = [placeholder(g.device, v.dtype, v.inference) for g in movable for v in g.views]
         for device in {group.device for group in movable}:
             backend_of(device).synchronize(device)  # a side stream may still read what is about to be freed
-        for group, storage in movable.items():
-            copies[group] = to_host(group, storage)
         try:
+            for group, storage in movable.items():
+                copies[group] = to_host(group, storage)
             for group, copy in copies.items():
                 group.host = copy
                 hide(group)
             refresh_guards(self.module)
-        except BaseException:
+        except BaseException as failure:
             for group, storage in movable.items():
                 show(group, storage)
+                group.host = before[group]
             refresh_guards(self.module)
+            traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no memory with it
             raise
         del placeholders, group, storage  # the loops' last storage, too
         self._parked = [weakref.ref(group) for group in {*self._parked_groups(), *movable}]
@@ -174,15 +178,14 @@ class Parking:
         """Allocate and copy all, then swap all; or leave everything as it was."""
         if not groups:
             return
-        storages = [to_device(group) for group in groups]
         try:
-            for group, storage in zip(groups, storages, strict=True):
-                show(group, storage)
+            _bring(groups)
             refresh_guards(self.module)
-        except BaseException:
+        except BaseException as failure:
             for group in groups:
                 hide(group)
             refresh_guards(self.module)
+            traceback.clear_frames(failure.__traceback__)
             raise
         for group in groups:
             group.host = None
@@ -219,6 +222,12 @@ class Parking:
     def _release(self, groups: list[StorageGroup]) -> None:
         for group in groups:
             group.holders.discard(weakref.ref(self))
+
+
+def _bring(groups: list[StorageGroup]) -> None:
+    storages = [to_device(group) for group in groups]
+    for group, storage in zip(groups, storages, strict=True):
+        show(group, storage)
 
 
 def _measure_freed(movable: dict[StorageGroup, torch.UntypedStorage]) -> tuple[int, list[Skipped]]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ALWAYS, Denoiser, assert_same_bits, non_layer_weights, snapshot
 from torch import Tensor, nn
 
+from conftest import ALWAYS, Denoiser, assert_same_bits, non_layer_weights, snapshot
 from park_core import Parking, WeightsParkedError
 from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
 
 
 @pytest.fixture
-def parked(fake_device: FakeDevice) -> Iterator[tuple[Denoiser, dict[str, Tensor]]]:
+def parked(fake_device: FakeDevice) -> tuple[Denoiser, dict[str, Tensor]]:
     """A component with parked weights and released layers, and its values."""
     torch.manual_seed(0)
     component = Denoiser().eval().requires_grad_(False)
@@ -27,7 +27,7 @@ def parked(fake_device: FakeDevice) -> Iterator[tuple[Denoiser, dict[str, Tensor
     values = snapshot(component)
     component.park_non_layer_weights()
     assert all(is_parked(weight) for weight in component.parameters())
-    yield component, values
+    return component, values
 
 
 class Scaled(nn.Module):
@@ -121,7 +121,7 @@ COMPUTE: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("what", COMPUTE)
 def test_computing_with_a_parked_weight_raises(parked: tuple[Denoiser, dict[str, Tensor]], what: str) -> None:
     component, values = parked
-    with pytest.raises(WeightsParkedError, match="'embed.weight'"):
+    with pytest.raises(WeightsParkedError, match=r"'embed\.weight'"):
         COMPUTE[what](component.embed.weight)
     component.restore_non_layer_weights()
     assert_same_bits(snapshot(component), values)

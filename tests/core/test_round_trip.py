@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import ALWAYS, bits
 from torch import Tensor, nn
 
+from conftest import ALWAYS, bits
 from park_core import Parking
 from pytest_park.fakegpu import FakeDevice
 

@@ -1,4 +1,4 @@
-"""The cases that upstream tests, here by value and on a device that is not the CPU; and the one that it shipped broken."""
+"""The cases that upstream tests, by value and on a device that is not the CPU; and the one that it shipped broken."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, non_layer_weights, snapshot
 
+from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, non_layer_weights, snapshot
 from park_core import ComponentResidencyManager, OffloadConfig, PerformanceMode, WeightsParkedError
 from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice

@@ -1,0 +1,97 @@
+"""Whatever fails, and whenever: all parked or all resident, never mixed, and the next try works."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from conftest import ALWAYS, Denoiser, assert_same_bits, non_layer_weights, snapshot
+from park_core import Parking
+from park_core.parked_tensor import is_parked
+from pytest_park.fakegpu import FakeDevice
+
+FAULTS = {
+    "host copy": ("fail_host_copy", MemoryError),
+    "device copy": ("fail_device_copy", torch.OutOfMemoryError),
+    "allocation": ("fail_allocation", torch.OutOfMemoryError),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+@pytest.mark.parametrize("verb", ["park", "restore"])
+def test_a_failure_at_every_point_changes_nothing(
+    fake_device: FakeDevice, fault: str, error: type[BaseException] | None, verb: str
+) -> None:
+    component = Denoiser().to(fake_device.device).requires_grad_(False)
+    values, resident = snapshot(component), fake_device.requested
+    parking = Parking(component, "denoiser", ALWAYS)
+    inject, default = FAULTS[fault]
+    expected_error = error or default
+    failed = 0
+    for k in itertools.count(1):
+        parking.park() if verb == "restore" else parking.restore()
+        before = fake_device.requested
+        getattr(fake_device, inject)(after=k, error=error() if error else None)
+        try:
+            getattr(parking, verb)()
+        except expected_error:
+            failed += 1
+            assert fake_device.requested == before
+            assert {is_parked(weight) for weight in component.parameters()} == {verb == "restore"}
+            assert_same_bits(snapshot(component), values)
+            getattr(parking, verb)()  # a retry works
+        else:
+            break
+        finally:
+            fake_device.clear_faults()
+    assert fake_device.requested == (64 * 4 if verb == "park" else resident)
+    assert failed == (12 if (fault == "host copy") == (verb == "park") else 0)
+    parking.restore()
+    assert_same_bits(snapshot(component), values)
+
+
+def test_parking_needs_no_device_memory(fake_device: FakeDevice, denoiser: Denoiser) -> None:
+    fake_device.other_process = fake_device.free
+    fake_device.set_cap(fake_device.reserved)
+    allocations = fake_device.allocations
+    assert denoiser.park_non_layer_weights(need=1 << 50).decision.verdict == "park"
+    assert fake_device.allocations == allocations
+
+
+def test_after_a_failed_restore_a_park_frees_everything(fake_device: FakeDevice, denoiser: Denoiser) -> None:
+    values = snapshot(denoiser)
+    denoiser.park_non_layer_weights(need=1 << 50)
+    idle = fake_device.requested
+    fake_device.fail_allocation(after=2)
+    with pytest.raises(torch.OutOfMemoryError):
+        denoiser.restore_non_layer_weights()
+    assert denoiser.park_non_layer_weights(need=1 << 50).bytes_freed == 0
+    assert fake_device.requested == idle
+    denoiser.restore_non_layer_weights()
+    assert_same_bits(snapshot(denoiser), values)
+
+
+def test_a_headroom_probe_that_raises_changes_nothing(
+    fake_device: FakeDevice, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr("park_core.decision.device_headroom", broken)
+    before = fake_device.requested
+    with pytest.raises(RuntimeError, match="no driver"):
+        denoiser.park_non_layer_weights()
+    assert fake_device.requested == before
+    assert not any(is_parked(weight) for weight in non_layer_weights(denoiser).values())
+
+
+def test_restore_takes_no_more_than_the_missing_weights(fake_device: FakeDevice, denoiser: Denoiser) -> None:
+    resident = fake_device.requested
+    denoiser.park_non_layer_weights(need=1 << 50)
+    fake_device.reset_peak()
+    denoiser.restore_non_layer_weights()
+    assert fake_device.requested == resident
+    assert fake_device.peak_allocated == fake_device.allocated

@@ -1,0 +1,256 @@
+"""Layers are on the device only while they run, whatever the order, and come with the right values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, snapshot
+from park_core import LayerwiseOffloadManager, OffloadConfig, ParkError, layerwise_offloadable
+from park_core.parked_tensor import is_parked
+from pytest_park.fakegpu import FakeDevice
+
+
+def on_device(manager: LayerwiseOffloadManager, component: Denoiser) -> list[int]:
+    return [i for i in range(len(manager)) if not any(is_parked(w) for w in component.blocks[i].parameters())]
+
+
+def streamed(device: FakeDevice, **settings: object) -> tuple[Denoiser, LayerwiseOffloadManager]:
+    torch.manual_seed(0)
+    component = Denoiser(blocks=6).eval().requires_grad_(False)
+    component.configure_layerwise_offload(OffloadConfig(**settings), device=device.device)  # type: ignore[arg-type]
+    return component, component.layerwise_offload_managers[0]
+
+
+def test_configuring_moves_everything_but_the_layers(fake_device: FakeDevice) -> None:
+    component, manager = streamed(fake_device)
+    assert on_device(manager, component) == []
+    rest = {name: tensor for name, tensor in component.state_dict().items() if not name.startswith("blocks")}
+    assert {tensor.device for tensor in rest.values()} == {fake_device.device}
+    del rest["head.weight"]
+    assert fake_device.requested == sum(tensor.nbytes for tensor in rest.values())
+
+
+@pytest.mark.parametrize("source", ["the host", "the device"])
+def test_streaming_gives_the_result_of_the_resident_component(
+    fake_device: FakeDevice, tokens: Tensor, source: str
+) -> None:
+    torch.manual_seed(0)
+    component = Denoiser().eval().requires_grad_(False)
+    values = snapshot(component)
+    expected = component.to(fake_device.device)(tokens)
+    if source == "the host":
+        component.to("cpu")
+    component.configure_layerwise_offload(MEMORY, device=fake_device.device)
+    for _ in range(2):
+        assert torch.equal(component(tokens), expected)
+    assert_same_bits(snapshot(component), values)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 1.0])
+def test_the_prefetch_depth_bounds_the_layers_on_the_device(
+    fake_device: FakeDevice, tokens: Tensor, prefetch: float
+) -> None:
+    component, _ = streamed(fake_device, prefetch=prefetch)
+    layer = sum(weight.nbytes for weight in component.blocks[0].parameters())
+    idle, seen = fake_device.requested, []
+
+    def look(*_: object) -> None:
+        seen.append(round((fake_device.requested - idle) / layer))
+
+    for block in component.blocks:
+        block.register_forward_pre_hook(look)
+    component(tokens)
+    depth = 5 if isinstance(prefetch, float) else prefetch
+    assert set(seen) == {1 + depth}
+
+
+@pytest.mark.parametrize(
+    ("settings", "resident"),
+    [
+        ({"resident_layers": 0}, []),
+        ({"resident_layers": 2}, [0, 1]),
+        ({"resident_layers": 0.5}, [0, 1, 2]),
+        ({"resident_layers": 2, "residency_policy": "strided"}, [0, 3]),
+        ({"resident_layers": 1.0, "residency_policy": "strided"}, [0, 1, 2, 3, 4, 5]),
+        ({"resident_layers": 99}, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_resident_layers_stay_until_all_are_released(
+    fake_device: FakeDevice, tokens: Tensor, settings: dict[str, object], resident: list[int]
+) -> None:
+    component, manager = streamed(fake_device, prefetch=0, **settings)
+    idle = fake_device.requested
+    component.prepare_for_next_req()
+    component(tokens)
+    assert on_device(manager, component) == resident
+    fake_device.clear_transfers()
+    component(tokens)
+    assert len(fake_device.transfers) == 2 * (6 - len(resident))
+    manager.release_all()
+    assert fake_device.requested == idle
+
+
+ORDERS: dict[str, list[int]] = {
+    "reversed": [5, 4, 3, 2, 1, 0],
+    "skipping": [0, 2, 5],
+    "repeated": [0, 0, 1, 1, 0, 3],
+    "one": [3],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_out_of_order_are_loaded_on_demand(fake_device: FakeDevice, tokens: Tensor, order: str) -> None:
+    component, manager = streamed(fake_device)
+    hidden = component.embed(tokens)
+    expected, actual = hidden.cpu(), hidden
+    weights = [[w.detach().clone() for w in block.parameters()] for block in component.blocks]
+    for index in ORDERS[order]:
+        weight, bias = weights[index]
+        expected = nn.functional.linear(expected, weight, bias)
+        actual = component.blocks[index](actual)
+        assert len(on_device(manager, component)) == 0
+    torch.testing.assert_close(actual.cpu(), expected)
+
+
+def test_a_missing_look_ahead_is_not_an_error(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component, _ = streamed(fake_device)
+    expected = component(tokens)
+    fake_device.fail_allocation(after=3)  # the hidden state, the first layer's bias, ...
+    component.layerwise_offload_managers[0].release_all()
+    component.prepare_for_next_req()
+    fake_device.clear_faults()
+    assert torch.equal(component(tokens), expected)
+
+
+WRITES: dict[str, Callable[[nn.Parameter, Tensor], object]] = {
+    "add_": lambda w, x: w.copy_(x),
+    "data =": lambda w, x: setattr(w, "data", x),
+    "update of the host store": lambda w, x: w.data.copy_(x),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_write_to_a_streamed_weight_survives(
+    fake_device: FakeDevice, tokens: Tensor, write: str, loaded: bool
+) -> None:
+    component, manager = streamed(fake_device)
+    before = snapshot(component)
+    if loaded:
+        manager.load_all_layers()
+        if write == "update of the host store":
+            pytest.skip("a write through .data of a loaded weight leaves no trace; see the limitations")
+    WRITES[write](component.blocks[2].weight, torch.full((64, 64), 0.125, device=fake_device.device))
+    manager.release_all()
+    component(tokens)
+    after = snapshot(component)
+    assert (after["blocks.2.weight"] == 0.125).all()
+    del before["blocks.2.weight"], after["blocks.2.weight"]
+    assert_same_bits(after, before)
+
+
+SHARED = ("0.weight", "1.weight", "2.weight")
+
+
+def test_a_weight_that_others_reach_is_not_streamed(fake_device: FakeDevice, tokens: Tensor) -> None:
+    torch.manual_seed(0)
+    component = Denoiser().eval().requires_grad_(False)
+    component.blocks[1].weight = component.blocks[0].weight  # tied between two layers
+    component.project = nn.Linear(64, 64)
+    component.project.weight = component.blocks[2].weight  # tied to a non-layer weight
+    expected = component.to(fake_device.device)(tokens)
+    component.configure_layerwise_offload(ALWAYS, device=fake_device.device)
+    assert torch.equal(component(tokens), expected)
+    assert component.blocks[1].weight is component.blocks[0].weight
+    assert on_device(component.layerwise_offload_managers[0], component) == []  # their biases are released
+    assert not is_parked(component.project.weight)
+    weights = {w for name, w in component.named_parameters() if not name.startswith("blocks") or name[7:] in SHARED}
+    report = component.park_non_layer_weights()
+    assert report.bytes_freed == sum(weight.nbytes for weight in weights)
+    assert {skipped.name for skipped in report.skipped} == {"position"}
+    component.restore_non_layer_weights()
+    assert torch.equal(component(tokens), expected)
+
+
+def test_buffers_of_layers_stay_on_the_device(fake_device: FakeDevice) -> None:
+    component = nn.ModuleDict({"blocks": nn.ModuleList(nn.BatchNorm1d(4) for _ in range(2))})
+    layerwise_offloadable(component, ["blocks"], config=ALWAYS, device=fake_device.device)
+    pointers = [buffer.data_ptr() for buffer in component.buffers()]
+    assert {buffer.device for buffer in component.buffers()} == {fake_device.device}
+    component.layerwise_offload_managers[0].load_all_layers()
+    component.layerwise_offload_managers[0].release_all()
+    component.park_non_layer_weights()
+    assert [buffer.data_ptr() for buffer in component.buffers()] == pointers
+
+
+def test_settings_can_be_changed_at_any_time(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component, _ = streamed(fake_device)
+    values, expected, idle = snapshot(component), component(tokens), fake_device.requested - 12 * 100 * 4
+    component.park_non_layer_weights(need=1 << 50)
+    component.configure_layerwise_offload(OffloadConfig(resident_layers=2), device=fake_device.device)
+    assert torch.equal(component(tokens), expected)
+    component.layer_names = ()
+    component.configure_layerwise_offload(ALWAYS, device=fake_device.device)
+    assert not any(is_parked(weight) for weight in component.parameters())
+    assert not any(hook for block in component.blocks for hook in (block._forward_hooks, block._forward_pre_hooks))
+    component.layer_names = ("blocks",)
+    component.configure_layerwise_offload(ALWAYS, device=fake_device.device)
+    assert torch.equal(component(tokens), expected)
+    assert_same_bits(snapshot(component), values)
+    assert fake_device.requested >= idle
+
+
+Clone = Callable[[nn.Module], nn.Module]
+
+
+class Foreign(nn.Module):
+    """A class of another library, which knows nothing of us."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.stages = nn.ModuleList([nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), nn.Linear(8, 8)])
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.stem(rows)
+        for stage in [*self.stages, *self.layers]:
+            rows = stage(rows)
+        return rows
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_of_an_offloadable_module_is_a_module_of_its_own(fake_device: FakeDevice, clone: Clone) -> None:
+    component = layerwise_offloadable(Foreign(), None, config=ALWAYS, device=fake_device.device)
+    component.park_non_layer_weights()
+    twin = clone(component)
+    assert len(component.layerwise_offload_managers) == 1
+    assert len(twin.layerwise_offload_managers) == 0
+    with pytest.raises(ParkError, match="configure_layerwise_offload"):
+        twin.park_non_layer_weights()
+    twin.configure_layerwise_offload(ALWAYS)
+    twin.park_non_layer_weights()
+    twin.restore_non_layer_weights()
+    component.restore_non_layer_weights()
+    assert_same_bits(snapshot(twin), snapshot(component))
+
+
+def test_a_module_of_another_library_stays_what_it_is(fake_device: FakeDevice) -> None:
+    component = Foreign().requires_grad_(False)
+    rows = torch.ones(2, 8, device=fake_device.device)
+    expected = component.to(fake_device.device)(rows)
+    same = layerwise_offloadable(component, None, config=ALWAYS, device=fake_device.device, component_name="foreign")
+    assert same is component
+    assert type(component) is Foreign
+    assert tuple(component.layer_names) == ("layers",)
+    for _ in range(2):
+        component.park_non_layer_weights()
+        component.restore_non_layer_weights()
+        component.prepare_for_next_req()
+        assert torch.equal(component(rows), expected)
