@@ -1,14 +1,29 @@
-"""The fake devices that are active in this process, by index: the one piece of global state, because torch has one too."""
+"""The fake devices that are active, by index, and what is current in each thread: the global state that torch has too."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from .device import FakeDevice
 
 cards: list[FakeDevice] = []
-_current: list[int] = [0]
+
+
+class _Current(threading.local):
+    """As on CUDA, the current device and the current stream of each device belong to the thread."""
+
+    index = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
+        self.entered: list[tuple[int, int, int]] = []
+
+
+_current = _Current()
 
 
 def card(index: int) -> FakeDevice:
@@ -26,14 +41,40 @@ def card(index: int) -> FakeDevice:
     raise RuntimeError(f"fakegpu error: invalid device ordinal {index}; there are {len(cards)} (see activate(count=...))")
 
 
-def current() -> int:
-    """The index that ``"fakegpu"`` without an index means."""
-    return _current[0]
+def index() -> int:
+    """The index of the current device."""
+    return _current.index
+
+
+def index_of(device: torch.device | None) -> int:
+    """The index that *device* names; the current one if it names none."""
+    return _current.index if device is None or device.index is None else device.index
 
 
 def make_current(index: int) -> None:
     card(index)
-    _current[0] = index
+    _current.index = index
+
+
+def stream(index: int) -> int:
+    """The id of the current stream of device *index*; 0 is the default stream."""
+    return _current.streams.get(index, 0)
+
+
+def make_stream_current(index: int, stream_id: int) -> None:
+    _current.streams[index] = stream_id
+
+
+def entered_streams() -> list[tuple[int, int, int]]:
+    """The ``with stream:`` blocks of this thread: (device, its stream before, current device before)."""
+    return _current.entered
+
+
+def forget() -> None:
+    """The end of all fake devices."""
+    cards.clear()
+    _current.index = 0
+    _current.streams.clear()
 
 
 def is_available() -> bool:

@@ -49,7 +49,7 @@ class Block:
     stream: int = 0
     previous: Block | None = None
     following: Block | None = None
-    uses: set[int] | None = None
+    uses: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False, slots=True)
@@ -138,6 +138,7 @@ class CachingAllocator:
         self._freed: deque[Block] = deque()
         # free blocks by (pool is small, stream), each list sorted by (size, address): std::set with BlockComparatorSize
         self._free: dict[tuple[bool, int], list[tuple[int, int, Block]]] = {}
+        self._waiting: list[Block] = []  # freed, but another stream may still work on them
         self._segments: dict[int, Segment] = {}
         self._next_address = FIRST_ADDRESS
 
@@ -164,6 +165,25 @@ class CachingAllocator:
     def free(self, block: Block) -> None:
         """Give *block* back; safe at any point of any thread."""
         self._freed.append(block)
+
+    def stream_reached(self, stream: int) -> None:
+        """All work of *stream* is done: what waited for it is free (``process_events``)."""
+        with self._lock:
+            self._settle()
+            for block in [block for block in self._waiting if stream in block.uses]:
+                block.uses.discard(stream)
+                if not block.uses:
+                    self._waiting.remove(block)
+                    self._make_free(block)
+
+    def device_reached(self) -> None:
+        """All work of all streams is done."""
+        with self._lock:
+            self._settle()
+            waiting, self._waiting = self._waiting, []
+            for block in waiting:
+                block.uses.clear()
+                self._make_free(block)
 
     # -- what can be asked --------------------------------------------------------------------------------------------
 
@@ -297,6 +317,12 @@ class CachingAllocator:
             counters.allocation.current -= 1
             counters.allocated_bytes.current -= block.size
             counters.requested_bytes.current -= block.requested
+        if block.uses:
+            self._waiting.append(block)
+        else:
+            self._make_free(block)
+
+    def _make_free(self, block: Block) -> None:
         block.requested = 0
         before, after = block.previous, block.following
         if before is not None and not before.requested:
@@ -312,7 +338,7 @@ class CachingAllocator:
             block.following = after.following
             if after.following is not None:
                 after.following.previous = block
-        insort(self._free.setdefault((is_small, block.stream), []), (block.size, block.address, block))
+        insort(self._free.setdefault((block.segment.small, block.stream), []), (block.size, block.address, block))
 
     def _remove_free(self, block: Block) -> None:
         free = self._free[block.segment.small, block.stream]

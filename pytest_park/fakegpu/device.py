@@ -59,10 +59,9 @@ class FakeDevice:
         self.device = torch.device(NAME, index)
         self._driver = Driver(memory)
         self.allocator = CachingAllocator(self._driver)
-        self.entries: set[Entry] = set()
+        self.entries: dict[int, Entry] = {}
         self.transfers: list[Transfer] = []
         self.generator = Generator(self.device)
-        self.stream = 0
         self.memory_log: list[MemorySample] = []
         self.marks: list[tuple[float, str]] = []
         self._recording_since: float | None = None
@@ -128,7 +127,7 @@ class FakeDevice:
     def live_storages(self) -> list[LiveStorage]:
         """The storages that occupy memory now, largest first."""
         found = []
-        for entry in list(self.entries):
+        for entry in list(self.entries.values()):
             storage = entry()
             if storage is not None:
                 found.append(LiveStorage(self.device, entry.block.size, entry.block.requested, storage))
@@ -211,7 +210,7 @@ class FakeDevice:
 
     def retire(self) -> None:
         """The end of the device: memory that is still referred to can no longer be read, and says so."""
-        for entry in list(self.entries):
+        for entry in list(self.entries.values()):
             storage = entry()
             if storage is not None:
                 expire(storage)
@@ -228,7 +227,7 @@ class FakeDevice:
         if recording:
             self._sample()  # frees are noticed at the next event: what was live just before this one
         try:
-            block = self.allocator.allocate(nbytes, self.stream)
+            block = self.allocator.allocate(nbytes, active.stream(self.index))
         except OutOfDeviceMemory as shortage:
             raise torch.OutOfMemoryError(self._out_of_memory(nbytes, shortage.requested)) from None
         if recording:
@@ -241,7 +240,7 @@ class FakeDevice:
             self._device_copy_fuse.check()
         elif kind == "d2h":
             self._host_copy_fuse.check()
-        self.transfers.append(Transfer(kind, nbytes, pinned, blocking, self.stream))
+        self.transfers.append(Transfer(kind, nbytes, pinned, blocking, active.stream(self.index)))
 
     def _out_of_memory(self, nbytes: int, segment: int) -> str:
         """The words of ``CUDACachingAllocator.cpp``, so that what parses CUDA's message parses this one."""
@@ -287,4 +286,4 @@ def activate(memory: int | str = "8 GiB", *, count: int = 1) -> Iterator[FakeDev
     finally:
         for card in active.cards:
             card.retire()
-        active.cards.clear()
+        active.forget()

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import active
+from .by_device import named_device
 from .device import FakeDevice
+from .random import Generator
+from .streams import Event, Stream, current_stream, default_stream, set_stream
 
 Device = torch.device | int | str | None
 
 
 def _card(device: Device = None) -> FakeDevice:
-    if device is None:
-        return active.card(active.current())
-    if isinstance(device, int):
-        return active.card(device)
-    device = torch.device(device)
-    if device.type != "fakegpu":
-        raise ValueError(f"Expected a fakegpu device, but got: {device}")
-    return active.card(active.current() if device.index is None else device.index)
+    named = named_device(device)
+    if named is not None and named.type != "fakegpu":
+        raise ValueError(f"Expected a fakegpu device, but got: {named}")
+    return active.card(active.index_of(named))
 
 
 def is_available() -> bool:
@@ -42,7 +42,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    return active.current()
+    return active.index()
 
 
 def set_device(device: Device) -> None:
@@ -57,7 +57,7 @@ class device:
         self.previous = -1
 
     def __enter__(self) -> None:
-        self.previous = active.current()
+        self.previous = active.index()
         active.make_current(self.index)
 
     def __exit__(self, *exception: object) -> None:
@@ -85,6 +85,10 @@ def get_device_name(device: Device = None) -> str:
     return get_device_properties(device).name
 
 
+def get_arch_list() -> list[str]:
+    return []
+
+
 def get_device_capability(device: Device = None) -> tuple[int, int]:
     return 0, 0
 
@@ -97,8 +101,28 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
+def supported_dtypes() -> set[torch.dtype]:
+    """Those of the CPU, whose kernels do the work."""
+    return {value for value in vars(torch).values() if isinstance(value, torch.dtype) and "bits" not in str(value)}
+
+
 def synchronize(device: Device = None) -> None:
-    _card(device)
+    _card(device).allocator.device_reached()
+
+
+class stream:
+    """Context manager that makes *stream* the current one; ``None`` changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*exception)
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
@@ -133,6 +157,18 @@ def memory_stats(device: Device = None) -> OrderedDict[str, Any]:
     return OrderedDict(_card(device).allocator.statistics())
 
 
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
+    """`memory_stats` before it is flattened, with the words of ``torch.accelerator``."""
+    nested: dict[str, Any] = {}
+    for name, value in memory_stats(device).items():
+        *path, last = name.replace("allocation.", "allocated.", 1).split(".")
+        place = nested
+        for step in path:
+            place = place.setdefault(step, {})
+        place[last] = value
+    return nested
+
+
 def empty_cache() -> None:
     for card in active.cards:
         card.empty_cache()
@@ -162,9 +198,32 @@ def manual_seed_all(seed: int) -> None:
         card.generator.manual_seed(int(seed))
 
 
+def seed() -> None:
+    _card().generator.seed()
+
+
+def initial_seed() -> int:
+    return _card().generator.initial_seed()
+
+
 def get_rng_state(device: Device = None) -> torch.Tensor:
     return _card(device).generator.get_state()
 
 
 def set_rng_state(state: torch.Tensor, device: Device = None) -> None:
     _card(device).generator.set_state(state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [card.generator.get_state() for card in active.cards]
+
+
+def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
+    for card, state in zip(active.cards, states, strict=True):
+        card.generator.set_state(state)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return tuple(card.generator for card in active.cards)
+    raise AttributeError(f"module 'torch.fakegpu' has no attribute {name!r}")

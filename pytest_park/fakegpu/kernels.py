@@ -15,9 +15,8 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
-from . import active, own_kernels
+from . import active, autocast, own_kernels
 from .ledger import adopt
-from .random import Generator
 from .tensors import host_view
 
 Kernel = Callable[..., Any]
@@ -47,7 +46,7 @@ def install() -> None:
         if qualified.startswith("aten::"):
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
             by_name.impl(op, kernel_of(op), "PrivateUse1")
-    _libraries.extend((everything, by_name, own_kernels.library()))
+    _libraries.extend((everything, by_name, own_kernels.library(), *autocast.kernels()))
 
 
 def _registered_for(key: str) -> list[str]:
@@ -163,18 +162,14 @@ class Call:
         if kind is list or kind is tuple:
             return kind([self.to_host(item) for item in value])
         if kind is torch.device and value.type == "fakegpu":
-            self.index = active.current() if value.index is None else value.index
+            self.index = active.index_of(value)
             return torch.device("cpu")
         return value
 
     def to_host_by_name(self, kwargs: dict[str, Any], takes_generator: bool) -> dict[str, Any]:
         found = {name: self.to_host(value) for name, value in kwargs.items()}
-        if takes_generator:
-            given = kwargs.get("generator")
-            if given is None:
-                found["generator"] = active.card(self.index).generator.on_host
-            elif isinstance(given, Generator):
-                found["generator"] = given.on_host
+        if takes_generator and kwargs.get("generator") is None:
+            found["generator"] = active.card(self.index).generator
         return found
 
     def to_device(self, result: Any) -> Any:

@@ -19,18 +19,13 @@ if TYPE_CHECKING:
     from .device import FakeDevice
 
 
-class Entry(weakref.ref["torch.UntypedStorage"]):
+class Entry(weakref.ref[torch.UntypedStorage]):
     """A live storage and the block that it occupies."""
 
-    __slots__ = ("block", "card")
+    __slots__ = ("block", "card", "key")
     block: Block
     card: FakeDevice
-
-
-def _left(entry: weakref.ref[torch.UntypedStorage]) -> None:
-    assert isinstance(entry, Entry)
-    entry.card.entries.discard(entry)
-    entry.card.allocator.free(entry.block)
+    key: int
 
 
 def adopt(tensor: torch.Tensor, index: int) -> torch.Tensor:
@@ -42,16 +37,31 @@ def adopt(tensor: torch.Tensor, index: int) -> torch.Tensor:
     storage = adopted.untyped_storage()
     nbytes = storage.nbytes()
     if nbytes:
-        enter(storage, active.card(index).allocate(nbytes), index)
+        card = active.card(index)
+        _enter(storage, card.allocate(nbytes), card)
     return adopted
 
 
-def enter(storage: torch.UntypedStorage, block: Block, index: int) -> None:
-    """Tie *block* of device *index* to the life of *storage*."""
+def _enter(storage: torch.UntypedStorage, block: Block, card: FakeDevice) -> None:
     entry = Entry(storage, _left)
     entry.block = block
-    entry.card = card = active.card(index)
-    card.entries.add(entry)
+    entry.card = card
+    entry.key = key = storage._cdata
+    card.entries[key] = entry
+
+
+def _left(entry: weakref.ref[torch.UntypedStorage]) -> None:
+    assert isinstance(entry, Entry)
+    entry.card.entries.pop(entry.key, None)
+    entry.card.allocator.free(entry.block)
+
+
+def swap(card: FakeDevice, left: torch.UntypedStorage, right: torch.UntypedStorage) -> None:
+    """The two storages have exchanged their memory: so do their blocks."""
+    entries = [(storage, card.entries.pop(storage._cdata, None)) for storage in (left, right)]
+    for (storage, _), (_, entry) in zip(entries, reversed(entries), strict=True):
+        if entry is not None:
+            _enter(storage, entry.block, card)
 
 
 def expire(storage: torch.UntypedStorage) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import active
+from . import active, attention, recurrent
 from .ledger import adopt
+from .pinned import is_pinned
 from .tensors import host_view
 
 #: Every byte of fresh memory. As a float of any width this is NaN, so what reads memory before writing it shows.
@@ -17,26 +19,28 @@ POISON = 0xFF
 
 def names() -> set[str]:
     """The operators that have a kernel here, as torch names them."""
-    return {f"aten::{name}" for name in _KERNELS}
+    return {f"aten::{name}" for name in _all()}
+
+
+def _all() -> dict[str, Callable[..., Any]]:
+    return _KERNELS | attention.KERNELS | recurrent.KERNELS
 
 
 def library() -> torch.library.Library:
     """The kernels below under the key of the fake device."""
     kernels = torch.library.Library("aten", "IMPL")
-    for name, kernel in _KERNELS.items():
+    for name, kernel in _all().items():
         kernels.impl(name, kernel, "PrivateUse1")
+    # attention decides above autograd, which differentiates what was decided
+    kernels.impl("scaled_dot_product_attention", attention.KERNELS["scaled_dot_product_attention"], "AutogradPrivateUse1")
     # torch resolves lazy conjugation and negation by cloning, and clones by copying: the copy itself must do it
     for key in ("Conjugate", "Negative"):
         kernels.impl("_copy_from", torch.library.fallthrough_kernel, key)
     return kernels
 
 
-def _index(device: torch.device | None) -> int:
-    return active.current() if device is None or device.index is None else device.index
-
-
 def _fresh(host: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    fresh = adopt(host, _index(device))
+    fresh = adopt(host, active.index_of(device))
     nbytes = host.untyped_storage().nbytes()
     if nbytes:
         ctypes.memset(host.data_ptr(), POISON, nbytes)
@@ -88,14 +92,56 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     host_source = _lazy_view(source) if on.type == "fakegpu" else source
     host_target = _lazy_view(target) if to.type == "fakegpu" else target
     if on != to:
-        if on.type == "cpu":
-            active.card(to.index).copied("h2d", source.nbytes, pinned=False, blocking=not non_blocking)
-        elif to.type == "cpu":
-            active.card(on.index).copied("d2h", source.nbytes, pinned=False, blocking=not non_blocking)
-        else:
-            active.card(to.index).copied("d2d", source.nbytes, pinned=False, blocking=not non_blocking)
-    host_target.copy_(host_source)
+        _note_transfer(source, on, to, target, blocking=not non_blocking)
+    try:
+        host_target.copy_(host_source)
+    except NotImplementedError:  # the CPU cannot copy dtypes smaller than a byte; a device copies bytes
+        if on == to or source.dtype is not target.dtype:
+            raise
+        host_target.view(torch.uint8).copy_(host_source.view(torch.uint8))
     return target
+
+
+def _note_transfer(
+    source: torch.Tensor, on: torch.device, to: torch.device, host: torch.Tensor, *, blocking: bool
+) -> None:
+    if on.type == "cpu":
+        active.card(to.index).copied("h2d", source.nbytes, pinned=is_pinned(source), blocking=blocking)
+    elif to.type == "cpu":
+        active.card(on.index).copied("d2h", source.nbytes, pinned=is_pinned(host), blocking=blocking)
+    else:
+        active.card(to.index).copied("d2d", source.nbytes, pinned=False, blocking=blocking)
+
+
+def _to_copy(
+    source: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """``tensor.to(...)`` that copies. Non-blocking to the host it makes pinned memory, as on CUDA (``_to_copy``)."""
+    to = source.device if device is None else device
+    memory_format = torch.preserve_format if memory_format is None else memory_format
+    target = torch.empty_like(
+        source, dtype=dtype, device=to, memory_format=memory_format, pin_memory=non_blocking and to.type == "cpu"
+    )
+    return target.copy_(source, non_blocking)
+
+
+def _efficientzerotensor(size: Any, **options: Any) -> torch.Tensor:
+    """torch's zeros without memory have no address that a kernel could read; here they get memory."""
+    return torch.zeros(size, **options)
+
+
+def _record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
+    """The memory of *tensor* may not be reused before the work that *stream* has when it is freed."""
+    entry = active.card(tensor.get_device()).entries.get(tensor.untyped_storage()._cdata)
+    if entry is not None and stream.stream_id != entry.block.stream:
+        entry.block.uses.add(stream.stream_id)
 
 
 def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -159,6 +205,9 @@ def _same_device(*tensors: torch.Tensor | None) -> None:
 
 
 _KERNELS = {
+    "_to_copy": _to_copy,
+    "_efficientzerotensor": _efficientzerotensor,
+    "record_stream": _record_stream,
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
     "_copy_from": _copy_from,

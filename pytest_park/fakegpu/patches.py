@@ -3,66 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
+
+from . import accelerator, dlpack, data_assignment, pinned, random, storages, streams
 
 _MISSING = object()
+
+
+def _all() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) of every patch."""
+    yield from chain(data_assignment.patches(), pinned.patches(), storages.patches(), accelerator.patches())
+    yield from dlpack.patches()
+    yield torch, "Generator", random.AnyGenerator
+    yield torch, "Stream", streams.AnyStream
+    yield torch, "Event", streams.AnyEvent
 
 
 @contextmanager
 def applied() -> Iterator[None]:
     """All patches in place; undone in reverse order at the end, also after a failure."""
-    undo: list[tuple[Any, str, Any]] = []
-    try:
-        for owner, name, replacement in _patches():
-            undo.append((owner, name, vars(owner).get(name, _MISSING)))
+    _device_constructors()  # remembers torch's own factories at the first call: that must not be the patched ones
+    with ExitStack() as undo:
+        undo.callback(pinned.forget)
+        undo.callback(pinned.kernels()._destroy)
+        for owner, name, replacement in _all():
+            undo.callback(_restore, owner, name, vars(owner).get(name, _MISSING))
             setattr(owner, name, replacement)
         yield
-    finally:
-        for owner, name, original in reversed(undo):
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
 
 
-def _patches() -> Iterator[tuple[Any, str, Any]]:
-    yield torch.Tensor, "data", property(_get_data, _set_data)
-    yield torch, "_has_compatible_shallow_copy_type", _has_compatible_shallow_copy_type
-
-
-_native_data = torch._C.TensorBase.data  # type: ignore[attr-defined]
-_native_compatible = torch._has_compatible_shallow_copy_type
-
-
-def _get_data(self: torch.Tensor) -> torch.Tensor:
-    return _native_data.__get__(self)  # type: ignore[no-any-return]
-
-
-def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
-    """``tensor.data = value``: torch allows any pair of its own dense back ends; a back end from outside is not in that
-    list (``TensorImpl::has_compatible_shallow_copy_type``), so pairs with a device tensor change their insides."""
-    if not isinstance(value, torch.Tensor) or (self.device.type != "fakegpu" and value.device.type != "fakegpu"):
-        _native_data.__set__(self, value)
-        return
-    if self.device.type == value.device.type and _native_compatible(self, value):
-        _native_data.__set__(self, value)
-        return
-    requires_grad, grad = self.requires_grad, self.grad
-    other = value.detach()
-    if type(other) is not type(self) and isinstance(self, torch.nn.Parameter):
-        other = other.view_as(other)
-    torch._C._swap_tensor_impl(self, other)  # type: ignore[attr-defined]
-    if requires_grad and not self.requires_grad:
-        self.requires_grad_(True)
-    if grad is not None:
-        self.grad = None
-
-
-def _has_compatible_shallow_copy_type(input: torch.Tensor, from_: torch.Tensor) -> bool:
-    # dynamo compares the parameter names with the original's
-    if input.device.type == "fakegpu" or from_.device.type == "fakegpu":
-        return True
-    return bool(_native_compatible(input, from_))
+def _restore(owner: Any, name: str, original: Any) -> None:
+    if original is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, original)

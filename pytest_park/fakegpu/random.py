@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
 
 import torch
 
+from . import active
+from .by_device import ByDevice, named_device
 
-class Generator:
-    """``torch.Generator`` of a fake device. torch makes its C++ generators only for back ends written in C++, so this
-    is a look-alike; *on_host* is the CPU generator behind it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.on_host = torch.Generator("cpu")
+class Generator(torch._C.Generator):
+    """``torch.Generator`` of a fake device: a CPU generator by birth (torch makes no other in Python), which says that
+    it belongs to the device. Kernels can use it as it is, because they run on the CPU."""
 
-    def manual_seed(self, seed: int) -> Generator:
-        self.on_host.manual_seed(seed)
-        return self
+    def __new__(cls, device: Any = None) -> Generator:
+        made = super().__new__(cls, device="cpu")
+        made._device = torch.device("fakegpu", active.index_of(named_device(device)))
+        return made
 
-    def seed(self) -> int:
-        return self.on_host.seed()
+    def __init__(self, device: Any = None) -> None:
+        pass
 
-    def initial_seed(self) -> int:
-        return self.on_host.initial_seed()
+    _device: torch.device
 
-    def get_state(self) -> torch.Tensor:
-        return self.on_host.get_state()
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
 
-    def set_state(self, state: torch.Tensor) -> Generator:
-        self.on_host.set_state(state)
-        return self
+    def clone_state(self) -> Generator:
+        twin = Generator(self._device)
+        twin.set_state(self.get_state())
+        return twin
+
+
+class AnyGenerator(metaclass=ByDevice, native=torch._C.Generator, fake=Generator):
+    """``torch.Generator`` while a fake device is active."""

@@ -69,7 +69,4 @@ def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
         ) from None
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
     moved = cast(torch.Tensor, _import(capsule))
-    view = torch.empty(0, dtype=tensor.dtype, device=moved.device)
-    return view.set_(  # type: ignore[call-overload,no-any-return]
-        moved.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
-    )
+    return moved.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

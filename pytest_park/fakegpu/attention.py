@@ -1,0 +1,113 @@
+"""Fused attention: like a GPU's flash kernel, it must not materialise the matrix of all queries with all keys.
+
+torch has a kernel pair for back ends from outside, ``_scaled_dot_product_fused_attention_overrideable``, but takes it
+only where C++ registered a choice (``_fused_sdp_choice_stub``). So the choice is made here, where the operator arrives:
+the CPU's flash kernels wherever the CPU itself would take them, torch's plain formula elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from .ledger import adopt
+from .tensors import host_view
+
+_MATH = int(SDPBackend.MATH.value)  # type: ignore[attr-defined]
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    if _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+        return fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+    plain = torch.ops.aten._scaled_dot_product_attention_math
+    return plain(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: Any, gqa: bool
+) -> bool:
+    given = [tensor for tensor in (query, key, value, mask) if tensor is not None]
+    if len({tensor.device for tensor in given}) > 1 or (mask is not None and mask.requires_grad):
+        return False  # the plain formula names the devices; the flash kernels have no gradient for a mask
+    views = [None if tensor is None else host_view(tensor) for tensor in (query, key, value, mask)]
+    return torch._fused_sdp_choice(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH  # type: ignore[attr-defined,no-any-return]
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        host_view(query),
+        host_view(key),
+        host_view(value),
+        dropout_p,
+        is_causal,
+        attn_mask=None if attn_bias is None else host_view(attn_bias),
+        scale=scale,
+    )
+    index = query.get_device()
+    none = torch.empty(0, dtype=torch.int64, device=query.device)  # of no use without variable lengths and dropout
+    return (
+        adopt(output, index), adopt(logsumexp, index), none, none, query.shape[-2], key.shape[-2], none, none, none,
+    )  # fmt: skip
+
+
+def _backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    grad_input_mask: list[bool],
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor,
+    cum_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *(host_view(tensor) for tensor in (grad_out, query, key, value, out, logsumexp)),
+        dropout_p,
+        is_causal,
+        attn_mask=None if attn_bias is None else host_view(attn_bias),
+        scale=scale,
+    )
+    return (*(adopt(gradient, query.get_device()) for gradient in gradients), None)
+
+
+KERNELS = {
+    "scaled_dot_product_attention": _attention,
+    "_scaled_dot_product_fused_attention_overrideable": _forward,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _backward,
+}

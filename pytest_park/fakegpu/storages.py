@@ -1,0 +1,57 @@
+"""``torch.UntypedStorage`` on the fake device: making and resizing one needs an allocator in C++, which there is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import active, ledger
+
+_native_new = torch._C.StorageBase.__new__
+_native_resize = torch.UntypedStorage.resize_
+
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    yield torch.UntypedStorage, "__new__", staticmethod(_new)
+    yield torch.UntypedStorage, "resize_", _resize
+
+
+def _new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+    """``UntypedStorage(n, device="fakegpu")``, which crashes the process in torch's own constructor."""
+    device = kwargs.get("device")
+    if device is None or torch.device(device).type != "fakegpu":
+        return _native_new(cls, *args, **kwargs)
+    if len(args) == 1 and not isinstance(args[0], int):  # bytes, one by one
+        return torch.tensor(list(args[0]), dtype=torch.uint8).to(device).untyped_storage()
+    return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def _resize(self: torch.UntypedStorage, size: int) -> None:
+    """``storage.resize_(n)``: as FSDP does to free the memory of a parameter and to bring it back."""
+    if self.device.type != "fakegpu":
+        return _native_resize(self, size)
+    if not hasattr(self, "_swap_data_ptr_"):
+        raise NotImplementedError(
+            f"fakegpu cannot resize a storage with torch {torch.__version__}: UntypedStorage._swap_data_ptr_ is missing"
+        )
+    old = self.nbytes()
+    if size == old:
+        return None
+    with torch.no_grad():
+        fresh = torch.empty(size, dtype=torch.uint8, device=self.device)
+        kept = min(old, size)
+        if kept:
+            fresh[:kept].copy_(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)[:kept])  # type: ignore[call-overload]
+    other = fresh.untyped_storage()
+    if old and size:  # torch swaps only equal sizes or an empty one: by way of the empty one
+        nothing = torch.empty(0, dtype=torch.uint8, device=self.device).untyped_storage()
+        _swap(self, nothing)
+    _swap(self, other)
+    return None
+
+
+def _swap(left: torch.UntypedStorage, right: torch.UntypedStorage) -> None:
+    left._swap_data_ptr_(right)  # type: ignore[attr-defined]
+    ledger.swap(active.card(left.device.index), left, right)
