@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_park.devices import ParkDevice
-from pytest_park.sizes import format_bytes, parse_size
+from pytest_park.sizes import MiB, format_bytes, parse_size
 
 if TYPE_CHECKING:
     import torch
 
-# The allocators of torch hand out nothing smaller, so no ballast makes a finer step.
-_SMALLEST_BLOCK = 512
+# Ballast is held first in multiples of 2 MiB, the unit in which torch's allocators take memory from the driver: any
+# other large piece can occupy up to 1 MiB more than was asked for. What is left is held in pieces of up to 1 MiB, which
+# come from a pool of their own that is exact to 512 bytes.
+_SMALLEST_BLOCK: Final = 512
+_GRAINS: Final = (2 * MiB, _SMALLEST_BLOCK)
+# To fill what the allocator has reserved, also the smallest piece that comes from the pool of large blocks.
+_GRAINS_OF_RESERVE: Final = (2 * MiB, MiB + _SMALLEST_BLOCK, _SMALLEST_BLOCK)
 
 
 class Headroom:
@@ -75,15 +81,14 @@ class Headroom:
 
     def _take(self, wanted: int) -> None:
         if not self._is_fake:
-            surplus = self.bytes - wanted
-            self._hold(surplus - surplus % _SMALLEST_BLOCK)
+            self._hold(self.bytes - wanted)
             return
         # Another process can only have what the driver has. Only where the allocator's unused reserve alone is more
         # than is wanted must ballast take that, while the driver has nothing, so that the ballast cannot enlarge the
         # reserve.
         self._give_away(self._device.free)
         if self.bytes > wanted:
-            self._hold(self.bytes)
+            self._hold(self.bytes, _GRAINS_OF_RESERVE)
         if self.bytes > wanted:
             raise RuntimeError(
                 f"the headroom of {self._device!r} stays at {self.bytes} bytes instead of {wanted}: its allocator "
@@ -97,19 +102,19 @@ class Headroom:
         fake.other_process += size
         self._given_away += size
 
-    def _hold(self, size: int) -> None:
+    def _hold(self, size: int, grains: Sequence[int] = _GRAINS) -> None:
         """Hold ``size`` bytes as ballast, in as few pieces as the device still has room for, or what there is."""
         import torch
 
-        piece = size
-        while size >= _SMALLEST_BLOCK and piece >= _SMALLEST_BLOCK:
-            piece = min(piece, size)
-            try:
-                self._ballast.append(torch.empty(piece, dtype=torch.uint8, device=self._device.device))
-            except torch.OutOfMemoryError:
-                piece = piece // 2 // _SMALLEST_BLOCK * _SMALLEST_BLOCK
-            else:
-                size -= piece
+        for grain in grains:
+            piece = min(size, MiB) if grain < MiB else size
+            while (piece := min(piece, size) // grain * grain) > 0:
+                try:
+                    self._ballast.append(torch.empty(piece, dtype=torch.uint8, device=self._device.device))
+                except torch.OutOfMemoryError:
+                    piece //= 2
+                else:
+                    size -= piece
 
 
 def _process_cap(device: ParkDevice) -> int | None:

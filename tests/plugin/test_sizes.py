@@ -26,7 +26,7 @@ def test_a_size_is_bytes_or_a_number_with_a_binary_unit(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["12 gigs", "", "GiB", "12 GB", "12 G", "-1 GiB", "1e9", "1 GiB 2", -1, True, None, 1.5])
+@pytest.mark.parametrize("text", ["12 gigs", "", "GiB", "12 GB", "12 G", "-1 GiB", "1e9", "1 GiB 2", -1, True, None])
 def test_anything_else_is_refused_and_the_message_says_what_is_valid(text):
     with pytest.raises(ValueError, match="GiB") as refusal:
         parse_size(text)
