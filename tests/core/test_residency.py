@@ -1,0 +1,151 @@
+"""Components take turns on the device: ready inside a use, idle after it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, snapshot
+from park_core import (
+    ComponentOffloadStrategy,
+    ComponentResidencyManager,
+    OffloadConfig,
+    ParkReport,
+    RestoreReport,
+    layerwise_offloadable,
+)
+from park_core.parked_tensor import is_parked
+from pytest_park.fakegpu import FakeDevice
+
+
+def vae() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).eval().requires_grad_(False)
+
+
+def test_an_unconfigured_component_is_resident(fake_device: FakeDevice) -> None:
+    component = vae()
+    values = snapshot(component)
+    manager = ComponentResidencyManager({"vae": component}, device=fake_device.device)
+    with manager.use("vae") as ready:
+        assert ready is component
+        ready(torch.ones(2, 64, device=fake_device.device))
+    resident = fake_device.requested
+    assert resident > 0
+    manager.finish_request()
+    assert fake_device.requested == resident
+    assert_same_bits(snapshot(component), values)
+
+
+def test_the_target_dtype_holds_a_resident_component_in_it(fake_device: FakeDevice) -> None:
+    component = vae()
+    manager = ComponentResidencyManager({"vae": component}, device=fake_device.device)
+    with manager.use("vae", target_dtype=torch.bfloat16) as ready:
+        assert {weight.dtype for weight in ready.parameters()} == {torch.bfloat16}
+
+
+def test_the_configuration_is_given_to_offloadable_components(fake_device: FakeDevice) -> None:
+    components = {"dit": Denoiser(), "vae": layerwise_offloadable(vae(), [])}
+    config = OffloadConfig(parking="always", components={"vae": {"parking": "never"}})
+    manager = ComponentResidencyManager(components, config=config, device=fake_device.device)
+    for name in components:
+        with manager.use(name):
+            pass
+    assert is_parked(components["dit"].embed.weight)
+    assert not is_parked(components["vae"][0].weight)
+
+
+def test_each_use_reports_what_it_moved(fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor) -> None:
+    denoiser.configure_layerwise_offload(ALWAYS, component_name="denoiser")
+    manager = ComponentResidencyManager({"denoiser": denoiser}, device=fake_device.device)
+    manager.begin_request()
+    with manager.use("denoiser") as component:
+        component(tokens)
+    restored, parked = manager.reports
+    assert isinstance(restored, RestoreReport)
+    assert isinstance(parked, ParkReport)
+    assert parked.bytes_freed > 0
+    manager.finish_request()
+    manager.begin_request()
+    assert manager.reports == []
+
+
+def test_a_stated_need_parks_idle_neighbours_until_it_fits(fake_device: FakeDevice, tokens: Tensor) -> None:
+    idle = Denoiser().requires_grad_(False)
+    idle.configure_layerwise_offload(MEMORY, device=fake_device.device, component_name="idle")
+    manager = ComponentResidencyManager({"idle": idle, "vae": vae()}, device=fake_device.device)
+    with manager.use("vae"):
+        pass
+    assert not is_parked(idle.embed.weight)  # there was room
+    need = fake_device.free + fake_device.reserved - fake_device.allocated + 1
+    fake_device.set_cap(fake_device.memory - 1)
+    with manager.use("vae", memory_need=need - 2):
+        pass
+    assert not is_parked(idle.embed.weight)
+    with manager.use("vae", memory_need=need):
+        assert is_parked(idle.embed.weight)
+    with manager.use("idle") as component:
+        component(tokens)
+
+
+@pytest.mark.parametrize("preferred", [False, True])
+def test_a_preferred_component_is_ready_after_the_request(
+    fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor, preferred: bool
+) -> None:
+    denoiser.configure_layerwise_offload(OffloadConfig(parking="always", resident_layers=2))
+    manager = ComponentResidencyManager({"denoiser": denoiser}, device=fake_device.device)
+    with manager.use("denoiser", preferred=preferred) as component:
+        component(tokens)
+    manager.finish_request()
+    assert is_parked(denoiser.embed.weight) is not preferred
+    with manager.use("denoiser") as component:
+        component(tokens)
+
+
+def test_a_whole_component_can_wait_on_the_host(fake_device: FakeDevice) -> None:
+    component = vae()
+    values, rows = snapshot(component), torch.ones(2, 64, device=fake_device.device)
+    strategies = {"vae": ComponentOffloadStrategy()}
+    manager = ComponentResidencyManager({"vae": component}, strategies, device=fake_device.device)
+    outputs = []
+    for _ in range(2):
+        with manager.use("vae") as ready:
+            outputs.append(ready(rows).cpu())
+        assert fake_device.requested == rows.nbytes
+    assert torch.equal(*outputs)
+    assert_same_bits(snapshot(component), values)
+
+
+def test_a_use_inside_a_use_changes_nothing(fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor) -> None:
+    denoiser.configure_layerwise_offload(ALWAYS)
+    manager = ComponentResidencyManager({"denoiser": denoiser}, device=fake_device.device)
+    with manager.use("denoiser"):
+        with manager.use("denoiser") as component:
+            component(tokens)
+        component(tokens)
+    assert len(manager.reports) == 2
+
+
+def test_another_thread_waits_for_the_end_of_a_use(fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor) -> None:
+    denoiser.configure_layerwise_offload(ALWAYS)
+    manager = ComponentResidencyManager({"denoiser": denoiser}, device=fake_device.device)
+    order: list[str] = []
+    started = threading.Event()
+
+    def other() -> None:
+        started.set()
+        with manager.use("denoiser") as component:
+            order.append("other")
+            component(tokens)
+
+    thread = threading.Thread(target=other)
+    with manager.use("denoiser") as component:
+        thread.start()
+        started.wait()
+        component(tokens)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
