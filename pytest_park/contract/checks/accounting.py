@@ -1,0 +1,207 @@
+"""C29 to C31: what the reports say, and that nothing adds up over many uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..case import Case
+from ..host import HostLedger
+from ..probes import BUFFERS, NESTED, SUBCLASS, ramp
+from ..registry import promise
+from ..verdict import Broken, NotApplicable, bytes_text
+
+#: Sets something up and gives back what must stay alive, and the names that a report must list.
+Setup = Callable[[Case], tuple[Any, list[str]]]
+
+
+def _view_elsewhere(case: Case) -> tuple[Any, list[str]]:
+    name = case.plain_weights()[0]
+    case.note(f"a view of {name} is held elsewhere")
+    return case.module.get_parameter(name).detach()[:1], [name]
+
+
+def _cached_attribute(case: Case) -> tuple[Any, list[str]]:
+    name = case.plain_weights()[0]
+    owner, leaf = case.owner(name)
+    case.note(f"{name}.data is kept in an attribute of its module")
+    owner.__dict__[f"cached_{leaf}"] = case.module.get_parameter(name).detach()
+    return None, [name]
+
+
+def _plain_attribute(case: Case) -> tuple[Any, list[str]]:
+    case.note("the module has a tensor in a plain attribute, lookup_table")
+    case.module.__dict__["lookup_table"] = ramp(64, device=case.device.device)
+    return None, ["lookup_table"]
+
+
+def _on_the_host(case: Case) -> tuple[Any, list[str]]:
+    name = case.plain_weights()[0]
+    weight = case.module.get_parameter(name)
+    case.note(f"{name} is on the host already")
+    weight.data = weight.data.cpu()
+    return None, [name]
+
+
+LEFT: dict[str, Any] = {
+    "a view elsewhere": _view_elsewhere,
+    "a cached attribute": _cached_attribute,
+    "a plain tensor attribute": _plain_attribute,
+    "a weight on the host already": _on_the_host,
+}
+
+
+@promise(
+    29,
+    "the report says which bytes really came free, and names what was not parked or not freed",
+    cause="the report adds up the sizes of what was meant to be parked; a view elsewhere keeps the bytes alive",
+    reports=("RLinf/RLinf/issues/1094", "vllm-project/vllm/pull/11743", "vllm-project/vllm/issues/29341"),
+    variants=LEFT,
+    on=NESTED,
+)
+def check_the_report_names_what_was_left(case: Case, setup: Setup) -> None:
+    if len(case.plain_weights()) < 2:
+        raise NotApplicable("fewer than two floating-point weights that are alone in their storages")
+    held, names = setup(case)
+    _expect_true_report(case, names)
+    del held
+
+
+@promise(
+    29,
+    "the report names the buffers that stay on the device",
+    cause="buffers are forgotten, because they are not parameters",
+    reports=("vllm-project/vllm/pull/16889", "huggingface/diffusers/pull/13238"),
+    on=BUFFERS,
+)
+def check_the_report_names_the_buffers(case: Case) -> None:
+    device = case.device.device
+    _expect_true_report(
+        case, [name for name, buffer in case.module.named_buffers() if buffer.device == device and buffer.numel()]
+    )
+
+
+@promise(
+    29,
+    "the report names a wrapper subclass that could not be parked, and its bytes are not counted as freed",
+    cause="the bytes of a wrapper are computed from its outer shape, though assigning .data to it frees nothing",
+    reports=("huggingface/diffusers/pull/13276", "huggingface/diffusers/issues/12610"),
+    on=SUBCLASS,
+)
+def check_the_report_is_true_for_wrapper_subclasses(case: Case) -> None:
+    _expect_true_report(case, [])
+
+
+def _expect_true_report(case: Case, names: Iterable[str]) -> None:
+    on_device = dict(case.module.named_buffers())
+    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in on_device.items()}
+    before = case.device.settled_bytes()
+    report = case.parkable.report(case.park())
+    if report is None:
+        raise NotApplicable("park() returns no report with bytes_freed; declare Parkable(report=...) if there is one")
+    freed = before - case.device.settled_bytes()
+    if case.device.exact and report.bytes_freed != freed:
+        raise Broken(
+            expected=f"{bytes_text(freed)} reported as freed, which is what came free",
+            seen=bytes_text(report.bytes_freed),
+            names=[f"{name} ({reason})" for name, reason in report.skipped],
+        )
+    listed = [name for name, _ in report.skipped]
+    moved = {name for name, address in storages.items() if on_device[name].untyped_storage().data_ptr() != address}
+    missing = [name for name in names if name not in moved and not any(name in other for other in listed)]
+    if missing:
+        raise Broken(
+            expected=f"{', '.join(missing)} among what was skipped, with the reason",
+            seen=f"skipped: {', '.join(f'{name} ({reason})' for name, reason in report.skipped) or 'nothing'}",
+            names=missing,
+        )
+    case.restore()
+    case.expect_same("values")
+
+
+CYCLES = 50
+
+
+@promise(
+    30,
+    "fifty cycles leave device bytes, host bytes, live tensors and copies per cycle constant",
+    cause="every cycle adds a host copy, a hook, or a tensor that something still refers to",
+    reports=("vllm-project/vllm/issues/21336", "huggingface/diffusers/issues/7970", "Comfy-Org/ComfyUI/issues/11775"),
+)
+def check_fifty_cycles_add_nothing(case: Case) -> None:
+    def measure() -> dict[str, int]:
+        if case.device.is_fake:
+            case.device.fake.clear_transfers()
+        case.cycle()
+        copies = len(case.device.fake.transfers) if case.device.is_fake else 0
+        return {
+            "device bytes": case.device.settled_bytes(),
+            "host bytes": host.bytes(),
+            "live tensors": host.count(),
+            "copies in a cycle": copies,
+        }
+
+    case.scarce()
+    host = HostLedger()
+    for _ in range(3):  # the first cycles may set things up
+        case.cycle()
+    early = measure()
+    park, restore = case.parkable.park, case.parkable.restore
+    case.scarce()
+    for _ in range(CYCLES - 5):
+        park()
+        restore()
+    case.history.append(f"{CYCLES - 5} cycles more")
+    late = measure()
+    grown = {what: (early[what], late[what]) for what in early if early[what] != late[what]}
+    if grown:
+        raise Broken(
+            expected=f"the same after cycle {CYCLES} as after cycle 4",
+            seen="; ".join(f"{what} {then:,} became {now:,}" for what, (then, now) in grown.items()),
+        )
+
+
+@promise(
+    31,
+    "host bytes after restore are what the stated policy says",
+    cause="the copies are kept after restore by an implementation that means to drop them, or the other way round",
+    reports=("huggingface/diffusers/issues/7970",),
+)
+def check_host_bytes_follow_the_policy(case: Case) -> None:
+    kept = case.parkable.keeps_host_copies
+    if kept is None:
+        raise NotApplicable("Parkable(keeps_host_copies=...) is not declared")
+    host = HostLedger()
+    before = host.bytes()
+    case.cycle()
+    after = host.bytes() - before
+    if not kept and after > 0:
+        raise Broken(expected="no host copies after restore", seen=bytes_text(after))
+    if kept and not 0 < after <= case.bytes:
+        raise Broken(expected=f"host copies of up to {bytes_text(case.bytes)} after restore", seen=bytes_text(after))
+
+
+@promise(
+    31,
+    "no host bytes are left after parking was ended",
+    cause="the copies live in a global table, or in a closure that a hook keeps",
+    reports=("vllm-project/vllm/issues/36651",),
+)
+def check_no_host_bytes_are_left_at_the_end(case: Case) -> None:
+    if not case.parkable.ends:
+        raise NotApplicable("Parkable(ends={'close': ...}) is not declared")
+    host = HostLedger()
+    before = host.bytes()
+    case.cycle()
+    case.park()
+    case.device.relieve()
+    label, end = list(case.parkable.ends.items())[-1]
+    refused = case.attempt(label, end)
+    if refused is not None:
+        case.restore()
+        refused = case.attempt(label, end)
+    after = host.bytes() - before
+    if refused is not None:
+        raise NotApplicable(f"{label} is refused: {refused}")
+    if after > 0:
+        raise Broken(expected=f"no host copies after {label}", seen=bytes_text(after))

@@ -1,0 +1,134 @@
+"""C20: a parked component is not computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..case import Case, flat_tensors, output_difference
+from ..layers import LAYERS, PARAMETRIZED
+from ..registry import promise
+from ..verdict import Broken, NotApplicable, error_text
+from ..watch import SawPlaceholder, Watch
+
+AS_IT_IS = {"the module as it is": None}
+#: An error that names the state has one of these in it, or the name of the weight.
+WORDS = ("park", "offload", "restore", "resident", "sleep", "host", "released")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a submodule, with the arguments that it gets in a forward of the component."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        with torch.no_grad():
+            return self.module(*self.args, **self.kwargs)
+
+
+def record_calls(case: Case) -> list[Call]:
+    """How each submodule is called in one forward, the outermost last."""
+    calls: dict[str, Call] = {}
+    handles = []
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.setdefault(name, Call(name or "the component", module, args, kwargs))
+
+        return record
+
+    for name, module in case.module.named_modules():
+        handles.append(module.register_forward_pre_hook(recorder(name), with_kwargs=True))
+    try:
+        with torch.no_grad():
+            case.parkable.call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(reversed(calls.values()))
+
+
+@promise(
+    20,
+    "the forward of every module that owns a parked weight raises a named error before any kernel sees a placeholder",
+    cause="""only the component's own forward is guarded, or nothing is: a placeholder of one element broadcasts and
+        one of no elements makes the result empty, both without an error""",
+    reports=(
+        "vllm-project/vllm/issues/28714",
+        "huggingface/accelerate/pull/3941",
+        "pytorch/pytorch/issues/78109",
+        "damian0815/compel/issues/121",
+        "Comfy-Org/ComfyUI/issues/11855",
+    ),
+    variants=AS_IT_IS | LAYERS | {"a parametrized layer": PARAMETRIZED},
+)
+def check_a_parked_module_refuses_to_compute(case: Case, kind: object) -> None:
+    calls = record_calls(case)
+    case.park()
+    parked = case.parked_weights()
+    owners = {id(module) for name, module in case.module.named_modules() if _owns(name, parked)}
+    for call in calls:
+        if id(call.module) in owners:
+            _expect_refusal(call, parked, case)
+    _expect_refusal(Call("the component", case.module, *case.parkable.inputs()), parked, case, use=case.parkable.call)
+    case.restore()
+    case.expect_output(after="refused forwards and restore")
+
+
+def _owns(name: str, parked: dict[str, nn.Parameter]) -> bool:
+    return any(weight.rpartition(".")[0] == name for weight in parked)
+
+
+def _expect_refusal(
+    call: Call, parked: dict[str, nn.Parameter], case: Case, use: Callable[[], Any] | None = None
+) -> None:
+    label = f"forward of {call.name} while parked"
+    case.history.append(label)
+    names = [name for name in parked if any(weight is parked[name] for weight in call.module.parameters())]
+    try:
+        with Watch(parked), torch.no_grad():
+            use() if use is not None else call()
+    except SawPlaceholder as seen:
+        raise Broken(expected=f"{label} raises before any kernel runs", seen=str(seen), names=names) from None
+    except Exception as error:
+        text = f"{type(error).__name__} {error}".lower()
+        if not any(word in text for word in (*WORDS, *(name.lower() for name in names))):
+            raise Broken(
+                expected=f"{label} raises an error that says that weights are parked",
+                seen=error_text(error),
+                names=names,
+            ) from error
+    else:
+        raise Broken(expected=f"{label} raises", seen="it returned a result", names=names)
+
+
+@promise(
+    20,
+    "a forward while parked neither crashes nor returns a value",
+    cause="kernels that check no shapes read past the placeholder: torch's CPU weight_norm does",
+    reports=("Comfy-Org/ComfyUI/issues/11855", "vllm-project/vllm/issues/28714"),
+    variants=AS_IT_IS | {"a parametrized layer": PARAMETRIZED},
+    in_child=True,
+)
+def check_a_forward_while_parked_does_not_crash(case: Case, kind: object) -> None:
+    case.park()
+    results: list[torch.Tensor] = []
+
+    def act() -> None:
+        with torch.no_grad():
+            results.extend(flat_tensors(case.parkable.call()))
+
+    refused = case.attempt("forward while parked", act)
+    if refused is None:
+        wrong = output_difference(case.expected_output, results)
+        raise Broken(expected="an error", seen=f"a result, and {wrong or 'it is right by chance'}")
+    if not isinstance(refused, Exception):
+        raise NotApplicable(f"the forward was interrupted: {error_text(refused)}")

@@ -1,0 +1,116 @@
+"""C1 to C4: values and layout come back."""
+
+from __future__ import annotations
+
+import torch
+
+from ..case import Case
+from ..host import HostLedger
+from ..probes import DTYPES, ONE_ELEMENT, SHAPES, SHARING, VIEWS
+from ..registry import promise
+from ..snapshot import tensors_of
+from ..verdict import Broken, bytes_text
+
+AS_IT_IS = {"the module as it is": None}
+
+
+@promise(
+    1,
+    "after park and restore every tensor has the same bits, dtype, device, shape, stride and offset",
+    cause="""the copy is made with an operation that changes the layout or the dtype (contiguous(), clone() without
+        preserve_format, to(dtype)), or it is a view of the weight and not a copy, so that the placeholder
+        overwrites it""",
+    reports=("fzyzcjy/torch_memory_saver/issues/71", "sgl-project/sglang/pull/32420", "sgl-project/sglang/pull/35813"),
+    variants=AS_IT_IS | DTYPES | SHAPES | VIEWS,
+)
+def check_every_tensor_comes_back_as_it_was(case: Case, kind: object) -> None:
+    case.cycle()
+    case.expect_same("values", "dtype", "device", "layout")
+
+
+@promise(
+    1,
+    "the forward gives the same bits after park and restore as before",
+    cause="a weight, or something computed from one and cached, came back changed or on another device",
+    reports=("fzyzcjy/torch_memory_saver/issues/71", "huggingface/transformers/issues/47169"),
+)
+def check_the_output_is_the_same_to_the_bit(case: Case) -> None:
+    case.cycle()
+    case.expect_output()
+
+
+@promise(
+    2,
+    "a weight that has the shape of a placeholder is a weight like any other",
+    cause="parked weights are told from resident ones by the shape of the placeholder, and not by a record",
+    reports=("sgl-project/sglang/issues/38166",),
+    variants=ONE_ELEMENT,
+)
+def check_a_weight_of_one_element_is_not_taken_for_a_placeholder(case: Case, position: object) -> None:
+    case.park(must_free=False)
+    case.park()
+    case.restore()
+    case.expect_same("values", after="park, park and restore")
+    case.cycle()
+    case.expect_same("values", after="a second cycle")
+    case.expect_output(after="two cycles")
+
+
+@promise(
+    3,
+    "no storage grows through a cycle, on the device or on the host",
+    cause="views are copied by their elements: an expanded view is materialised, a shared storage is copied once per "
+    "view",
+    reports=("sgl-project/sglang/pull/22594",),
+    variants=AS_IT_IS | VIEWS,
+)
+def check_no_storage_grows(case: Case, kind: object) -> None:
+    before = case.device.bytes
+    host = HostLedger()
+    at_first = host.bytes()
+    case.park()
+    copies = host.bytes() - at_first
+    if copies > case.bytes:
+        raise Broken(
+            expected=f"host copies of at most {bytes_text(case.bytes)}, which is what the weights' storages have",
+            seen=f"{bytes_text(copies)}",
+            names=case.weights(),
+        )
+    case.restore()
+    case.cycle()
+    case.expect_same("storage", after="two cycles")
+    case.expect_bytes(at_most=before, what="what there was before the first park")
+
+
+@promise(
+    4,
+    "tensors that shared a storage share it after park and restore, buffers included",
+    cause="each parameter is copied by itself, so that ties and views come back as separate tensors",
+    reports=(
+        "huggingface/accelerate/issues/993",
+        "huggingface/accelerate/pull/2330",
+        "huggingface/accelerate/pull/4083",
+    ),
+    variants=SHARING,
+)
+def check_what_shared_a_storage_still_shares_it(case: Case, kind: object) -> None:
+    case.cycle()
+    case.expect_same("sharing")
+    tensors = dict(tensors_of(case.module))
+    records = case.before.records
+    for first, *others in case.before.groups():
+        same = [name for name in others if (records[name].offset, records[name].shape) == _place(case, first)]
+        if not same or not tensors[first].is_floating_point():
+            continue
+        with torch.no_grad():
+            tensors[first].add_(1)
+        for name in same:
+            if not torch.equal(tensors[first].cpu(), tensors[name].cpu()):
+                raise Broken(
+                    expected=f"a write to {first} is seen in {name}, as before", seen="it is not", names=[first, name]
+                )
+
+
+def _place(case: Case, name: str) -> tuple[int, tuple[int, ...]]:
+    record = case.before.records[name]
+    return record.offset, record.shape

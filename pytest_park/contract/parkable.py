@@ -1,0 +1,123 @@
+"""`Parkable`: all that the contract knows about a module that can be parked, whoever wrote the code that parks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .verdict import Untestable
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What an implementation says that one park did. *bytes_freed* is device bytes; *skipped* names what was left."""
+
+    bytes_freed: int
+    skipped: Sequence[tuple[str, str]] = ()
+
+
+def _default_report(result: Any) -> Report | None:
+    freed = getattr(result, "bytes_freed", None)
+    if not isinstance(freed, int):
+        return None
+    return Report(bytes_freed=freed, skipped=[(str(name), str(why)) for name, why in getattr(result, "skipped", ())])
+
+
+@dataclass(slots=True)
+class Parkable:
+    """A module with the calls that park and restore it. Everything but the first two fields has a default.
+
+    Each test needs a *new* module: build it anew in the fixture or factory that returns this.
+    """
+
+    module: nn.Module
+    #: Arguments of the forward: a tensor, a tuple of positional ones, a mapping of named ones, or a callable giving
+    #: those.
+    example_inputs: Any = ()
+    #: Parks. Default: the module's ``park_non_layer_weights``.
+    park: Callable[[], Any] = None  # type: ignore[assignment]  # never None after __post_init__, like the next three
+    #: Restores. Default: the module's ``restore_non_layer_weights``.
+    restore: Callable[[], Any] = None  # type: ignore[assignment]
+    #: Names of the module lists whose layers are streamed one by one and never parked. Default: its ``layer_names``.
+    streamed: Sequence[str] = None  # type: ignore[assignment]
+    #: How the component is used when not by calling it: ``forward(module, *inputs)``, such as ``vae.decode``.
+    forward: Callable[..., Any] | None = None
+    #: The component's device. Default: where its weights are.
+    device: torch.device = None  # type: ignore[assignment]
+    #: The fake accelerator (``fake_device`` of the plugin). Without it the checks that inject faults do not apply.
+    fake_device: Any = None
+
+    # -- abilities that not every implementation has; what is not declared is skipped, with a reason ------------------
+
+    #: Makes another module parkable in the same way: ``adopt(module, example_inputs, streamed) -> Parkable``. The
+    #: contract then tries what this module lacks (ties, views, odd dtypes ...) on small modules of its own.
+    adopt: Callable[[nn.Module, Any, Sequence[str]], Parkable] | None = None
+    #: The share of the headroom that the weights must exceed to be parked, where there is such a rule (0.1 upstream).
+    significance: float | None = None
+    #: Parks if the next stage, which needs so many bytes, would not fit: ``park_for(need)``.
+    park_for: Callable[[int], Any] | None = None
+    #: Begin and end of a use, and the end of a request (which ends the use a second time).
+    begin_use: Callable[[], Any] | None = None
+    finish_use: Callable[[], Any] | None = None
+    finish_request: Callable[[], Any] | None = None
+    #: Reads a `Report` out of what ``park`` returned. Default: its ``bytes_freed`` and ``skipped``, where it has them.
+    report: Callable[[Any], Report | None] = _default_report
+    #: Device bytes of the component's weights as the implementation counts them.
+    weight_bytes: Callable[[], int] | None = None
+    #: Whether host copies are kept after restore. None: not stated.
+    keeps_host_copies: bool | None = None
+    #: Ways to end parking for good (disable, remove, finalise, switch the mode off), and to set it up anew.
+    ends: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    reconfigure: Callable[[], Any] | None = None
+    #: Whether pinned host copies were asked for.
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise Untestable(f"Parkable(module=...) is {type(self.module).__name__}, not a torch.nn.Module")
+        for verb, default in (("park", "park_non_layer_weights"), ("restore", "restore_non_layer_weights")):
+            if self._unset(verb):
+                method = getattr(self.module, default, None)
+                if method is None:
+                    raise Untestable(
+                        f"{type(self.module).__name__} has no method {default}: pass Parkable({verb}=...) with the "
+                        f"call "
+                        f"that {verb}s it"
+                    )
+                setattr(self, verb, method)
+        if self._unset("streamed"):
+            names = getattr(self.module, "layer_names", ())
+            self.streamed = tuple(names) if isinstance(names, list | tuple) else ()
+        if self._unset("device"):
+            self.device = device_of(self.module)
+
+    def _unset(self, name: str) -> bool:
+        return getattr(self, name) is None
+
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the forward, as (positional, named)."""
+        given = self.example_inputs() if callable(self.example_inputs) else self.example_inputs
+        if isinstance(given, torch.Tensor):
+            return (given,), {}
+        if isinstance(given, Mapping):
+            return (), dict(given)
+        return tuple(given), {}
+
+    def call(self) -> Any:
+        """One use of the component on its example inputs."""
+        positional, named = self.inputs()
+        if self.forward is not None:
+            return self.forward(self.module, *positional, **named)
+        return self.module(*positional, **named)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The first device of the module's tensors that is not the host; the host if there is none."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type not in ("cpu", "meta"):
+            return tensor.device
+    return torch.device("cpu")

@@ -1,0 +1,98 @@
+"""`ParkableContract`: the checks as tests of a class that a project subclasses."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from torch import nn
+
+from .examine import judge
+from .host import set_aside, swift_collector
+from .parkable import Parkable
+from .registry import Check, all_checks
+from .verdict import Untestable
+
+
+class ParkableContract:
+    """What every parkable module must do. Subclass it and supply one fixture::
+
+        class TestMyEncoder(ParkableContract):
+            @pytest.fixture
+            def parkable(self, park_device):
+                encoder = MyEncoder().to(park_device.device).eval()
+                return Parkable(encoder, example_inputs=torch.ones(2, 8, device=park_device.device))
+
+    Each promise is a test; ``-k c05`` or ``-k updates`` picks some. Where the first test says that the parkable
+    cannot be tested, the others are skipped.
+    """
+
+    #: Modules that tests of this class have had, to notice one that comes twice.
+    _seen: ClassVar[weakref.WeakSet[nn.Module]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._seen = weakref.WeakSet()
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _swift_collector(cls) -> Iterator[None]:
+        with swift_collector():
+            yield
+
+    @pytest.fixture(autouse=True)
+    def _set_aside(self, _swift_collector: None) -> None:
+        set_aside()
+
+    @pytest.fixture
+    def parkable(self) -> Parkable:
+        """Supplied by the subclass: a `Parkable` over a new module."""
+        pytest.fail(f"{type(self).__name__} needs a fixture `parkable` that returns a Parkable", pytrace=False)
+
+
+def _test_of(one: Check) -> Callable[..., None]:
+    def run(self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest, variant: str | None) -> None:
+        verdict = judge(one, variant, lambda: _prepared(self, parkable, request))
+        if verdict.outcome == "not applicable":
+            pytest.skip(f"not applicable: {verdict.reason}")
+        if verdict.outcome == "untestable" and one.promise:
+            pytest.skip(f"this parkable cannot be tested: {verdict.reason}")
+        if verdict.finding is not None:
+            pytest.fail(str(verdict.finding), pytrace=False)
+
+    def test(self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest) -> None:
+        run(self, parkable, request, None)
+
+    def test_with_variants(
+        self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest, variant: str
+    ) -> None:
+        run(self, parkable, request, variant)
+
+    function: Callable[..., None] = test_with_variants if one.variants else test
+    function.__name__ = f"test_{one.id}"
+    function.__qualname__ = f"{ParkableContract.__name__}.{function.__name__}"
+    function.__doc__ = f"C{one.promise}: {one.title}" if one.promise else one.title
+    setattr(function, one.family, True)  # pytest's -k finds names of function attributes
+    if one.variants:
+        function = pytest.mark.parametrize("variant", list(one.variants))(function)
+    return function
+
+
+def _prepared(test: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest) -> Parkable:
+    if not isinstance(parkable, Parkable):
+        raise Untestable(f"the fixture parkable returned {type(parkable).__name__}, not a Parkable")
+    if parkable.module in test._seen:
+        raise Untestable(
+            "the fixture parkable returned the same module twice: give it function scope and build a new module in it"
+        )
+    test._seen.add(parkable.module)
+    if parkable.fake_device is None and "fake_device" in request.fixturenames:
+        return replace(parkable, fake_device=request.getfixturevalue("fake_device"))
+    return parkable
+
+
+for _check in all_checks():
+    setattr(ParkableContract, f"test_{_check.id}", _test_of(_check))

@@ -1,0 +1,96 @@
+"""What a check can say: kept, broken (with a finding), not applicable, or that the parkable cannot be tested at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["kept", "broken", "not applicable", "untestable"]
+
+#: Where the public reports live; checks name them as ``owner/repository/issues/number``.
+REPORTS = "https://github.com/"
+
+
+class Broken(AssertionError):
+    """A promise was not kept: what was *expected*, what was *seen*, and the *names* of the tensors it is about."""
+
+    def __init__(self, *, expected: str, seen: str, names: Iterable[str] = ()) -> None:
+        super().__init__(f"expected {expected}; seen: {seen}")
+        self.expected = expected
+        self.seen = seen
+        self.names = tuple(names)
+
+
+class NotApplicable(Exception):
+    """The check says nothing about this parkable, for a reason that a person can read."""
+
+
+class Untestable(Exception):
+    """The parkable itself is not usable, so that no check can say anything; tells what to do first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken promise, told to somebody who has not read the contract."""
+
+    promise: int
+    check: str
+    title: str
+    expected: str
+    seen: str
+    names: tuple[str, ...]
+    history: tuple[str, ...]
+    cause: str
+    reports: tuple[str, ...]
+
+    def __str__(self) -> str:
+        number = f"C{self.promise} is broken" if self.promise else "This parkable cannot be tested"
+        lines = [f"{number}: {self.title}", f"  expected: {self.expected}", f"  seen:     {self.seen}"]
+        if self.names:
+            lines.append(f"  names:    {_shortened(self.names, ', ')}")
+        if self.history:
+            lines.append(f"  history:  {_shortened(self.history, ' -> ', most=12)}")
+        if self.cause:
+            lines.append(f"  usual cause: {self.cause}")
+        if self.reports:
+            lines.append(f"  met by others: {', '.join(REPORTS + report for report in self.reports)}")
+        lines.append(f"  check: {self.check}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one check on one parkable; *reason* says why when it is not simply kept."""
+
+    promise: int
+    check: str
+    title: str
+    outcome: Outcome
+    reason: str = ""
+    finding: Finding | None = None
+
+
+def bytes_text(count: int) -> str:
+    """``65,536 bytes``: exact, because these differences are often of a few bytes."""
+    return f"{count:,} byte{'' if abs(count) == 1 else 's'}"
+
+
+def error_text(error: BaseException) -> str:
+    """The exception as a person wants it: its type, its first line, and where the implementation raised it."""
+    words = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+    traceback = error.__traceback__
+    place = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if "/torch/" not in file and "/pytest_park/" not in file and not file.startswith("<"):
+            place = f" ({file.rsplit('/', 1)[-1]}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return text + place
+
+
+def _shortened(words: tuple[str, ...], separator: str, most: int = 8) -> str:
+    if len(words) <= most:
+        return separator.join(words)
+    return separator.join((*words[: most - 1], f"... ({len(words) - most} more)", words[-1]))

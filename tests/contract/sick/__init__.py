@@ -1,0 +1,1 @@
+"""Implementations of parking: one healthy one, and variants of it with one fault each."""

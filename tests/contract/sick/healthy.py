@@ -1,0 +1,335 @@
+"""A small implementation of parking that keeps every promise: the sick ones beside it break one each.
+
+How it works: while a parameter is parked, its class is a subclass with a ``__torch_function__`` that answers questions
+and takes writes on the host copy and refuses everything else, so that no kernel can see the placeholder. The host copy
+is a view with the shape, strides and offset of the weight over one host storage per device storage.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pytest_park.contract import Parkable, Report
+
+from .streaming import Streamer
+
+LOCK = threading.RLock()
+#: The host copy of every parked parameter, and the components that are using a parameter, whoever parked it.
+PARKED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+USERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+ON_HOST = {"shape", "dtype", "layout", "ndim", "nbytes", "itemsize", "data", "numel", "size", "stride", "dim"}
+ON_HOST |= {"element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "untyped_storage"}
+ON_HOST |= {"detach", "nelement", "__len__", "is_sparse", "is_quantized"}
+ON_SELF = {"device", "requires_grad", "requires_grad_", "grad", "is_leaf", "grad_fn", "_version", "is_inference"}
+ON_SELF |= {"is_meta", "register_hook", "_backward_hooks", "retain_grad", "retains_grad", "_cdata", "__hash__"}
+
+
+class ParkedError(RuntimeError):
+    """A parked weight was needed."""
+
+
+class Parked:
+    """Mixed into the class of a parameter for as long as it is parked."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        what = function.__name__
+        if what in ("__get__", "__set__"):
+            what = function.__self__.__name__
+        with torch._C.DisableTorchFunctionSubclass():
+            if what in ON_SELF:
+                return function(*args, **kwargs)
+            if what == "data" and len(args) == 2:
+                PARKED[args[0]] = args[1].detach().cpu().clone()
+                return None
+            is_write = what == "__setitem__" or (what.endswith("_") and (what[-2] != "_" or what.startswith("__i")))
+            if what in ON_HOST or (is_write and isinstance(args[0], Parked)):
+                result = function(*map(_on_host, args), **{name: _on_host(value) for name, value in kwargs.items()})
+                return args[0] if is_write else result
+        raise ParkedError(f"{what} needs a weight that is parked on the host: call restore() first")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise ParkedError("a parked weight cannot be copied: call restore() first")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ParkedError("a parked weight cannot be pickled: call restore() first")
+
+
+class Healthy:
+    """Parks the non-layer weights of *module*. The small methods are there to be broken one at a time."""
+
+    significance = 0.1
+
+    def __init__(self, module: nn.Module, streamed: Sequence[str] = (), *, pinned: bool = False) -> None:
+        self.module = module
+        self.pinned = pinned
+        self.device = next((p.device for p in module.parameters() if p.device.type != "cpu"), torch.device("cpu"))
+        self.closed = False
+        self.hooks: list[Any] = []
+        self.streamer = Streamer(module, streamed)
+        for parameter in module.parameters():
+            USERS.setdefault(parameter, weakref.WeakSet()).add(self)
+
+    # -- the verbs ----------------------------------------------------------------------------------------------------
+
+    def park(self, need: int | None = None) -> Report:
+        """Free the weights' device bytes, if that is worth it. All or nothing; again is nothing."""
+        with LOCK:
+            if self.closed:
+                return Report(bytes_freed=0)
+            groups, skipped = self.plan()
+            wanted = self.worth_it(self.bytes_of(groups), need)
+            if wanted:
+                self.refuse([p for group in groups for _, p in group])
+                copies = [self.copy_out(group) for group in groups]
+                storages = [weakref.ref(group[0][1].untyped_storage()) for group in groups]
+                sizes = [group[0][1].untyped_storage().nbytes() for group in groups]
+                for group, copy in zip(groups, copies, strict=True):
+                    self.swap_out(group, copy)
+                self.guard()
+            self.release()
+            if not wanted:
+                return Report(bytes_freed=0, skipped=skipped)
+            held = [ref() is not None for ref in storages]
+            for group, is_held in zip(groups, held, strict=True):
+                skipped += [(name, "its bytes are held by a tensor elsewhere") for name, _ in group if is_held]
+            freed = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
+            return Report(bytes_freed=freed, skipped=skipped)
+
+    def restore(self) -> None:
+        """Bring everything back. All or nothing; again is nothing."""
+        with LOCK:
+            if self.closed:
+                return
+            parked = self.parked()
+            moved = self.copy_in(parked)
+            for parameter, data in zip(parked, moved, strict=True):
+                self.swap_in(parameter, data)
+            self.unguard()
+            self.claim()
+
+    def finish(self) -> None:
+        """The end of a use, and of a request."""
+        self.park()
+
+    def close(self) -> None:
+        """End parking for good: the module has its real weights and this object does nothing any more."""
+        self.restore()
+        self.closed = True
+
+    def reconfigure(self) -> None:
+        """Look at the module anew."""
+        self.restore()
+        self.claim()
+
+    # -- which --------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> tuple[list[list[tuple[str, nn.Parameter]]], list[tuple[str, str]]]:
+        """Resident weights by storage, and what is left alone with the reason."""
+        groups: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        skipped = []
+        buffers = {buffer.untyped_storage()._cdata: name for name, buffer in self.module.named_buffers()}
+        for name, parameter in self.module.named_parameters():
+            reason = self.reason_to_skip(parameter, buffers)
+            if reason:
+                skipped.append((name, reason))
+            elif parameter not in PARKED and parameter.untyped_storage().nbytes():
+                groups.setdefault(parameter.untyped_storage()._cdata, []).append((name, parameter))
+        skipped += [(name, "a buffer") for name in buffers.values()]
+        for prefix, module in self.module.named_modules():
+            tensors = [name for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
+            skipped += [(f"{prefix}.{name}".lstrip("."), "a plain tensor attribute") for name in tensors]
+        return list(groups.values()), skipped
+
+    def reason_to_skip(self, parameter: nn.Parameter, buffers: dict[int, str]) -> str:
+        if self.streamer.owns(parameter):
+            return "streamed"
+        if hasattr(type(parameter), "__tensor_flatten__"):
+            return "wraps other tensors"
+        if parameter.device != self.device:
+            return f"on {parameter.device}"
+        if set(USERS.get(parameter, ())) - {self}:
+            return "another component is using it"
+        if parameter not in PARKED and parameter.untyped_storage()._cdata in buffers:
+            return "a buffer lies over it"
+        return ""
+
+    def parked(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter in PARKED]
+
+    def bytes_of(self, groups: list[list[tuple[str, nn.Parameter]]]) -> int:
+        return sum(group[0][1].untyped_storage().nbytes() for group in groups)
+
+    def weight_bytes(self) -> int:
+        """Device bytes of the weights, parked or not."""
+        groups, _ = self.plan()
+        hosts = {PARKED[p].untyped_storage()._cdata: PARKED[p].untyped_storage().nbytes() for p in self.parked()}
+        return self.bytes_of(groups) + sum(hosts.values())
+
+    def release(self) -> None:
+        for parameter in self.module.parameters():
+            USERS.setdefault(parameter, weakref.WeakSet()).discard(self)
+
+    def claim(self) -> None:
+        for parameter in self.module.parameters():
+            USERS.setdefault(parameter, weakref.WeakSet()).add(self)
+
+    # -- whether ------------------------------------------------------------------------------------------------------
+
+    def worth_it(self, size: int, need: int | None) -> bool:
+        headroom = self.headroom()
+        return size > self.significance * headroom or (need is not None and headroom < need)
+
+    def headroom(self) -> int:
+        backend = torch.get_device_module(self.device)
+        free, total = backend.mem_get_info(self.device)
+        reserved = backend.memory_reserved(self.device)
+        cap = round(backend.get_per_process_memory_fraction(self.device) * total)
+        return max(0, min(free, cap - reserved)) + reserved - backend.memory_allocated(self.device)
+
+    def refuse(self, parameters: list[nn.Parameter]) -> None:
+        if any(parameter.grad is not None for parameter in parameters):
+            raise ParkedError("a weight has a gradient: it cannot be parked")
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def copy_out(self, group: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
+        """The host copies of the parameters over one storage: views over one host storage."""
+        weights = [parameter.detach() for _, parameter in group]
+        with torch.inference_mode(weights[0].is_inference()):
+            flat = _flat(weights[0].untyped_storage(), weights[0].device)
+            if self.pinned:
+                host = torch.empty_like(flat, device="cpu", pin_memory=True)
+                host.copy_(flat)
+            else:
+                host = flat.to("cpu", copy=True)
+            return [_view(host, weight) for weight in weights]
+
+    def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        """Device tensors with the values of the host copies; what shares host bytes shares device bytes."""
+        storages: dict[int, torch.Tensor] = {}
+        moved = []
+        for parameter in parameters:
+            host = PARKED[parameter]
+            with torch.inference_mode(parameter.is_inference()):
+                key = host.untyped_storage()._cdata
+                if key not in storages:
+                    flat = _flat(host.untyped_storage(), host.device)
+                    storages[key] = torch.empty_like(flat, device=self.device)
+                    storages[key].copy_(flat)
+                moved.append(_view(storages[key], host))
+        return moved
+
+    def placeholder(self, parameter: nn.Parameter) -> torch.Tensor:
+        with torch.inference_mode(parameter.is_inference()):
+            return torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+
+    def swap_out(self, group: list[tuple[str, nn.Parameter]], copies: list[torch.Tensor]) -> None:
+        for (_, parameter), copy in zip(group, copies, strict=True):
+            placeholder = self.placeholder(parameter)
+            PARKED[parameter] = copy
+            self.disguise(parameter)
+            with torch._C.DisableTorchFunctionSubclass():
+                parameter.data = placeholder
+
+    def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            parameter.data = data
+        self.undisguise(parameter)
+        del PARKED[parameter]
+
+    # -- protection ---------------------------------------------------------------------------------------------------
+
+    def disguise(self, parameter: nn.Parameter) -> None:
+        parameter.__class__ = _parked_class(type(parameter))
+
+    def undisguise(self, parameter: nn.Parameter) -> None:
+        if isinstance(parameter, Parked):
+            parameter.__class__ = type(parameter).__mro__[2]  # after the parked class itself and Parked
+
+    def guard(self) -> None:
+        """Refuse forwards of modules that own a parked weight, and conversions of the module, while parked."""
+        self.unguard()
+        for name, module in self.module.named_modules():
+            module.__dict__["_apply"] = _refuse_conversion
+            if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
+                self.hooks.append(module.register_forward_pre_hook(_refuse_forward(name), prepend=True))
+
+    def unguard(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+        for module in self.module.modules():
+            module.__dict__.pop("_apply", None)
+
+
+def parkable(
+    implementation: type[Healthy], module: nn.Module, inputs: Any, streamed: Sequence[str] = (), **options: Any
+) -> Parkable:
+    """*module* as the contract sees it, parked by *implementation*."""
+    parker = implementation(module, streamed, **options)
+    return Parkable(
+        module,
+        inputs,
+        park=parker.park,
+        restore=parker.restore,
+        streamed=streamed,
+        adopt=lambda other, arguments, layers: parkable(implementation, other, arguments, layers, **options),
+        significance=parker.significance,
+        park_for=lambda need: parker.park(need),
+        begin_use=parker.restore,
+        finish_use=parker.finish,
+        finish_request=parker.finish,
+        weight_bytes=parker.weight_bytes,
+        keeps_host_copies=False,
+        ends={"close": parker.close},
+        reconfigure=parker.reconfigure,
+        pinned=parker.pinned,
+    )
+
+
+def _flat(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """All bytes of a storage as one tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _view(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The bytes in *flat* as a tensor with the dtype, shape, strides and offset of *like*."""
+    empty = torch.empty(0, dtype=like.dtype, device=flat.device)
+    return empty.set_(flat.untyped_storage(), like.storage_offset(), like.shape, like.stride())
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _parked_class(kind: type) -> type:
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(f"Parked{kind.__name__}", (Parked, kind), {})
+    return _CLASSES[kind]
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Parked):
+        return PARKED[value]
+    return value.detach().cpu() if isinstance(value, torch.Tensor) and value.device.type != "cpu" else value
+
+
+def _refuse_conversion(*args: Any, **kwargs: Any) -> None:
+    raise ParkedError("a parked module cannot be moved or converted: call restore() first")
+
+
+def _refuse_forward(name: str) -> Callable[..., None]:
+    def refuse(module: nn.Module, *args: Any) -> None:
+        if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
+            raise ParkedError(f"weights of {name or 'the component'} are parked on the host: call restore() first")
+
+    return refuse

@@ -1,0 +1,16 @@
+"""The contract finds nothing wrong with the healthy implementation that the sick ones are made from."""
+
+from __future__ import annotations
+
+import pytest
+from sick.healthy import Healthy, parkable
+from sick.patient import component
+
+from pytest_park.contract import Parkable, ParkableContract
+from pytest_park.fakegpu import FakeDevice
+
+
+class TestHealthyImplementation(ParkableContract):
+    @pytest.fixture
+    def parkable(self, fake_device: FakeDevice) -> Parkable:
+        return parkable(Healthy, *component(fake_device.device))
