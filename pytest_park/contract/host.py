@@ -10,30 +10,33 @@ import torch
 
 
 class HostLedger:
-    """What CPU tensors and live tensors there are; checks take differences."""
+    """What CPU storages and live tensors there are; checks take differences. All sizes are bytes."""
 
     def bytes(self) -> int:
-        """Host bytes under live CPU tensors, each storage once."""
-        tensors = self.tensors()
-        device_addresses = {_address(tensor) for tensor in tensors if tensor.device.type != "cpu"}
-        found = {}
-        for tensor in tensors:
-            # A fake device lies in host memory: a CPU view of a device tensor is no host copy.
-            if tensor.device.type == "cpu" and (address := _address(tensor)) and address not in device_addresses:
-                found[address] = tensor.untyped_storage().nbytes()
-        return sum(found.values())
-
-    def count(self) -> int:
-        """Live tensors on any device."""
-        return len(self.tensors())
+        """Host bytes under live CPU tensors and storages, each storage once."""
+        return sum(self._host_storages().values())
 
     def pinned(self) -> int:
-        """Bytes of live pinned CPU tensors."""
-        return sum(t.untyped_storage().nbytes() for t in self.tensors() if t.device.type == "cpu" and t.is_pinned())
-
-    def tensors(self) -> list[torch.Tensor]:
+        """Those of them that are page-locked."""
         gc.collect()
-        return [thing for thing in gc.get_objects() if _is_plain_tensor(type(thing))]
+        sizes = {s.data_ptr(): s.nbytes() for s in _storages() if s.device.type == "cpu" and s.is_pinned()}
+        return sum(sizes.values())
+
+    def tensors(self) -> int:
+        """How many tensors are alive on any device."""
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    def _host_storages(self) -> dict[int, int]:
+        gc.collect()
+        on_host, on_device = {}, set()
+        for storage in _storages():
+            if storage.device.type == "cpu":
+                on_host[storage.data_ptr()] = storage.nbytes()
+            else:
+                on_device.add(storage.data_ptr())
+        # A fake device lies in host memory: a CPU view of a device tensor is no host copy.
+        return {address: size for address, size in on_host.items() if address not in on_device}
 
 
 _depth = 0
@@ -66,11 +69,15 @@ def set_aside() -> None:
         gc.freeze()
 
 
-def _is_plain_tensor(kind: type) -> bool:
-    # Subclasses with a dispatcher of their own have no storage to ask for; what they wrap is found by itself.
-    return issubclass(kind, torch.Tensor) and not hasattr(kind, "__tensor_flatten__")
-
-
-def _address(tensor: torch.Tensor) -> int:
+def _storages() -> list[torch.UntypedStorage]:
+    """Every storage that a live Python object refers to, as a storage or as a tensor over it."""
+    found = []
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.untyped_storage().data_ptr() if tensor.device.type != "meta" else 0
+        for thing in gc.get_objects():
+            kind = type(thing)
+            # Subclasses with a dispatcher of their own have no storage to ask for; what they wrap is found by itself.
+            if issubclass(kind, torch.Tensor) and not hasattr(kind, "__tensor_flatten__"):
+                found.append(thing.untyped_storage())
+            elif kind is torch.UntypedStorage:
+                found.append(thing)
+    return [storage for storage in found if storage.device.type != "meta" and storage.nbytes()]

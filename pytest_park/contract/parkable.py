@@ -24,7 +24,7 @@ def _default_report(result: Any) -> Report | None:
     freed = getattr(result, "bytes_freed", None)
     if not isinstance(freed, int):
         return None
-    return Report(bytes_freed=freed, skipped=[(str(name), str(why)) for name, why in getattr(result, "skipped", ())])
+    return Report(bytes_freed=freed, skipped=[(str(left[0]), str(left[1])) for left in getattr(result, "skipped", ())])
 
 
 @dataclass(slots=True)

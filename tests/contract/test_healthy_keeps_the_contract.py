@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sick.healthy import Healthy, parkable
-from sick.patient import component
 
 from pytest_park.contract import Parkable, ParkableContract
 from pytest_park.fakegpu import FakeDevice
+
+from .sick.healthy import Healthy, parkable
+from .sick.patient import component
 
 
 class TestHealthyImplementation(ParkableContract):

@@ -137,7 +137,7 @@ def check_fifty_cycles_add_nothing(case: Case) -> None:
         return {
             "device bytes": case.device.settled_bytes(),
             "host bytes": host.bytes(),
-            "live tensors": host.count(),
+            "live tensors": host.tensors(),
             "copies in a cycle": copies,
         }
 

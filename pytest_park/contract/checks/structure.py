@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..case import Case, adopt
+from ..case import Case, adopt, collect_garbage
 from ..host import HostLedger
 from ..parkable import Parkable
 from ..probes import NESTED, PLAIN, batch, linear
@@ -108,7 +108,7 @@ def check_a_replaced_weight_has_the_new_data(case: Case) -> None:
     copies_now = host.bytes() - bytes_of(new)
     case.restore()
     case.expect_value(name, new, written="replacing the Parameter, and another cycle")
-    _expect_dropped(old, copies_now, copies, name, host)
+    _expect_dropped(old, copies_now, copies, name)
 
 
 @promise(
@@ -129,7 +129,7 @@ def check_a_deleted_weight_leaves_no_copy(case: Case) -> None:
     delattr(owner, leaf)
     case.restore()
     case.park()
-    _expect_dropped(old, host.bytes(), copies - case.before.records[name].storage_bytes, name, host)
+    _expect_dropped(old, host.bytes(), copies - case.before.records[name].storage_bytes, name)
     case.restore()
 
 
@@ -137,8 +137,8 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _expect_dropped(old: weakref.ref[nn.Parameter], seen: int, most: int, name: str, host: HostLedger) -> None:
-    host.tensors()  # collects garbage
+def _expect_dropped(old: weakref.ref[nn.Parameter], seen: int, most: int, name: str) -> None:
+    collect_garbage()
     if old() is not None:
         raise Broken(expected=f"nothing holds the old parameter {name}", seen="it is still alive", names=[name])
     if seen > most:
