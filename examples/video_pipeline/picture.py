@@ -21,7 +21,7 @@ _ALLOCATED, _RESERVED, _PARKED, _CAPACITY = "#6f94bf", "#c7d6e8", "#1b5e20", "#b
 def draw(large: Run, without: Run, with_parking: Run, path: Path) -> None:
     """Write a PNG to ``path``: one panel per run on the small card.
 
-    Behind a stage that ran out of memory there is a line: what the same stage allocated on the large card.
+    Where the first one ran out of memory, a line shows how the same request goes on on the large card.
     """
     figure = Figure(figsize=(11, 8), layout="constrained")
     figure.suptitle(f"One request, one card of {mib(with_parking.card)}", fontsize=14)
@@ -32,8 +32,9 @@ def draw(large: Run, without: Run, with_parking: Run, path: Path) -> None:
         panel.set_ylabel("MiB on the device")
         _memory(panel, run)
         if run.out_of_memory:
-            end = max(end, _rest_on_the_large_card(panel, run, large))
             _out_of_memory(panel, run)
+            if run is without:
+                end = max(end, _rest_on_a_large_card(panel, run, large))
         panel.axhline(run.card / MiB, color=_CAPACITY, linewidth=1.5, linestyle="--", label="capacity of the card")
         panel.legend(loc="upper left", ncols=4, framealpha=1)
         _parked(panel, run)
@@ -58,7 +59,7 @@ def _stages(panel: Axes, run: Run, *, total: float) -> None:
     for (start, stage), (end, _) in pairwise(run.marks):
         panel.axvspan(start, end, color=_STAGES[stage], linewidth=0, zorder=0)
         panel.axvline(end, color="white", linewidth=0.8)
-        if end - start > total / 60:
+        if end - start > total / 90:
             upright = end - start < total / 12
             panel.text((start + end) / 2, 5, stage, ha="center", va="bottom", fontsize=9, rotation=90 * upright)
 
@@ -68,7 +69,7 @@ def _parked(panel: Axes, run: Run) -> None:
     ends = {stage: end for (_, stage), (end, _) in pairwise(run.marks)}
     height = 0.87 * run.card / MiB
     for stage in run.stages:
-        if stage.parked and stage.parked.bytes_freed:
+        if stage.completed and stage.parked and stage.parked.bytes_freed:
             end, last = ends[stage.name], stage is run.stages[-1]
             panel.annotate(
                 f"{mib(stage.parked.bytes_freed)} of\n{stage.component} parked",
@@ -82,15 +83,16 @@ def _parked(panel: Axes, run: Run) -> None:
             panel.plot(end, height, marker="v", color=_PARKED, markersize=7, clip_on=False, zorder=4)
 
 
-def _rest_on_the_large_card(panel: Axes, run: Run, large: Run) -> float:
-    """Draw the failed stage as it went on the large card, beginning where it does in ``run``; the time of its end."""
-    starts, large_starts = ({stage: start for start, stage in r.marks} for r in (run, large))
-    failed = run.failed_stage.name if run.failed_stage else "place"
-    shift = starts[failed] - large_starts[failed]
-    samples = [sample for sample in large.memory_log if sample.seconds >= large_starts[failed]]
-    seconds = [sample.seconds + shift for sample in samples]
-    sizes = [sample.allocated / MiB for sample in samples]
-    panel.step(seconds, sizes, where="post", color="black", linewidth=0.7, label="allocated on a large card")
+def _rest_on_a_large_card(panel: Axes, run: Run, large: Run) -> float:
+    """Draw how ``large`` went on from the allocation that failed in ``run``; the time at which the line ends."""
+    # The two did the same until there, but not at the same speed: the place is found by counting, not by the clock.
+    stage, failed_at = run.marks[-2][1], run.marks[-1][0]
+    done = sum(run.marks[-2][0] <= sample.seconds < failed_at for sample in run.memory_log)
+    begin = {label: seconds for seconds, label in large.marks}[stage]
+    rest = [sample for sample in large.memory_log if sample.seconds >= begin][done:]
+    seconds = [sample.seconds - rest[0].seconds + failed_at for sample in rest]
+    sizes = [sample.allocated / MiB for sample in rest]
+    panel.step(seconds, sizes, where="post", color="black", linewidth=0.8, label="allocated from here on a large card")
     return seconds[-1]
 
 
@@ -107,4 +109,5 @@ def _out_of_memory(panel: Axes, run: Run) -> None:
         textcoords="offset points",
         color=_CAPACITY,
         va="bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )

@@ -14,6 +14,7 @@ from park_core import ComponentResidencyManager, OffloadConfig, layerwise_offloa
 #: Given the names of a stage and of its component, a context in which the stage runs.
 StageObserver = Callable[[str, str], AbstractContextManager[object]]
 
+#: Prompts are padded or cut to this length.
 MAX_TOKENS = 64
 
 

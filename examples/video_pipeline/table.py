@@ -66,11 +66,10 @@ def _failure(run: Run) -> str:
     if error.asked > error.free:
         what += f", {mib(error.asked - error.free)} too few"
     if run.parking:
-        return (
-            f"{what}. Parking is not enough here: it makes room of the weights of idle components, and of nothing else."
-        )
+        return f"{what}. Parking is not enough here: all that it can take away are weights of idle components."
     idle = {name: size for name, size in run.non_layer_weights.items() if name != failed.component}
-    return f"{what}, while {mib(sum(idle.values()))} of weights of {' and '.join(idle)}, which it never touches, lay there."
+    lay_there = f"{mib(sum(idle.values()))} of weights of {' and '.join(idle)}"
+    return f"{what}, while {lay_there}, which it never touches, lay on the card."
 
 
 def _success(run: Run, large: Run) -> str:
