@@ -18,7 +18,7 @@ class HostCopy:
         storage: the bytes, exactly as many as the group has on the device.
         kind: ``pageable`` memory of our own; ``pinned`` memory of our own; ``adopted``: the storage that the weight had
             on the host before it first went to the device. If that was a mapping of the checkpoint, it still is.
-        fingerprint: of the device bytes when they were last known to equal these; None if they may differ.
+        fingerprint: of the device bytes that these are a copy of; None once these may have been written to.
     """
 
     storage: torch.UntypedStorage

@@ -18,6 +18,7 @@ from torch import nn
 from park_core.config import OffloadConfig
 from park_core.decision import decide
 from park_core.errors import ParkError
+from park_core.fingerprint import fingerprints
 from park_core.guard import refresh_guards
 from park_core.host_copy import HostCopy
 from park_core.parked_tensor import hide, placeholder, show
@@ -138,8 +139,14 @@ class Parking:
         for device in {group.device for group in movable}:
             backend_of(device).synchronize(device)  # a side stream may still read what is about to be freed
         try:
+            current = self._fingerprints(movable)
             for group, storage in movable.items():
-                copies[group] = to_host(group, storage)
+                if group.host is not None and group.host.fingerprint == current[group] is not None:
+                    copies[group] = group.host
+                else:
+                    copies[group] = to_host(group, storage)
+                    copies[group].fingerprint = current[group]
+                    report.bytes_to_host += group.nbytes
             for group, copy in copies.items():
                 group.host = copy
                 hide(group)
@@ -153,7 +160,6 @@ class Parking:
             raise
         del placeholders, group, storage  # the loops' last storage, too
         self._parked = [weakref.ref(group) for group in {*self._parked_groups(), *movable}]
-        report.bytes_to_host = sum(group.nbytes for group in movable)
         report.bytes_freed, kept = _measure_freed(movable)
         report.skipped += kept
 
@@ -188,9 +194,32 @@ class Parking:
             traceback.clear_frames(failure.__traceback__)
             raise
         for group in groups:
-            group.host = None
+            if not self._worth_keeping(group):
+                group.host = None
         self._parked = []
         report.bytes_restored = report.bytes_to_device = sum(group.nbytes for group in groups)
+
+    # -- host copies that outlive a restore ----------------------------------------------------------------------------
+
+    def _fingerprints(self, movable: dict[StorageGroup, torch.UntypedStorage]) -> dict[StorageGroup, int | None]:
+        """What the device bytes are now. Unknown (None) where host copies are not kept, or there is no room to find out."""
+        if not self.config.keep_host_copies:
+            return dict.fromkeys(movable)
+        if self.config.immutable_weights:
+            return dict.fromkeys(movable, 0)
+        found: dict[StorageGroup, int | None] = dict.fromkeys(movable)
+        for device in {group.device for group in movable}:
+            here = [group for group in movable if group.device == device]
+            try:
+                found |= zip(here, fingerprints([movable[group] for group in here]), strict=True)
+            except torch.OutOfMemoryError as failure:
+                traceback.clear_frames(failure.__traceback__)
+        return found
+
+    def _worth_keeping(self, group: StorageGroup) -> bool:
+        """Can the host copy save the next transfer? Not if somebody got hold of its memory while it was the weight."""
+        host = group.host
+        return self.config.keep_host_copies and host is not None and host.fingerprint is not None
 
     # -- what it knows -------------------------------------------------------------------------------------------------
 

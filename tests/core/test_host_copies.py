@@ -1,0 +1,171 @@
+"""A host copy saves the next transfer when, and only when, it is still what is on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import ALWAYS, bits, snapshot
+from torch import Tensor, nn
+
+from park_core import OffloadConfig, Parking
+from park_core.fingerprint import fingerprints
+from park_core.storage import group_of
+from pytest_park.fakegpu import FakeDevice
+
+
+class Weights(nn.Module):
+    """Three weights over three storages; the sizes are no multiples of a word."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.arange(35.0, device=device).view(5, 7), requires_grad=False)
+        self.second = nn.Parameter(torch.ones(9, dtype=torch.bfloat16, device=device), requires_grad=False)
+        self.third = nn.Parameter(torch.ones(3, dtype=torch.uint8, device=device), requires_grad=False)
+
+
+@pytest.fixture
+def component(fake_device: FakeDevice) -> Weights:
+    return Weights(fake_device.device)
+
+
+def moved(device: FakeDevice, verb: Callable[[], object]) -> int:
+    """Bytes of weights that ``verb`` moves to the host."""
+    device.clear_transfers()
+    report = verb()
+    return report.bytes_to_host  # type: ignore[attr-defined,no-any-return]
+
+
+def test_unchanged_weights_are_not_transferred_again(fake_device: FakeDevice, component: Weights) -> None:
+    values = snapshot(component)
+    parking = Parking(component, "component", ALWAYS)
+    everything = sum(weight.nbytes for weight in component.parameters())
+    assert moved(fake_device, parking.park) == everything
+    for _ in range(3):
+        parking.restore()
+        assert moved(fake_device, parking.park) == 0
+        assert fake_device.requested == 0
+    parking.restore()
+    assert all(torch.equal(tensor, values[name]) for name, tensor in snapshot(component).items())
+
+
+WRITERS: dict[str, Callable[[nn.Parameter, Tensor], object]] = {
+    "add_": lambda w, x: w.copy_(x),
+    "data.copy_": lambda w, x: w.data.copy_(x),
+    "data =": lambda w, x: setattr(w, "data", x.clone()),
+    "one bit": lambda w, x: w.data.view(torch.uint8)[..., 0].bitwise_xor_(1),
+    "one value swapped": lambda w, x: w.data.view(-1)[[0, 1]].copy_(w.data.view(-1)[[1, 0]]),
+    "filled": lambda w, x: w.data.fill_(3),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", ["first", "second", "third"])
+@pytest.mark.parametrize("when", ["before the first park", "resident after a cycle", "parked"])
+def test_a_write_is_never_lost(
+    fake_device: FakeDevice, component: Weights, write: str, name: str, when: str
+) -> None:
+    parking = Parking(component, "component", ALWAYS)
+    if when != "before the first park":
+        parking.park()
+    if when == "resident after a cycle":
+        parking.restore()
+    weight = component.get_parameter(name)
+    for turn in range(2):
+        value = torch.full_like(weight.data, turn + 5, device=fake_device.device)
+        WRITERS[write](weight.detach() if when == "parked" and write == "add_" else weight, value)
+        expected = bits(weight)
+        parking.park()
+        parking.restore()
+        assert torch.equal(bits(weight), expected)
+        if when == "parked":
+            parking.park()
+
+
+def test_load_state_dict_between_uses_is_not_undone(fake_device: FakeDevice, component: Weights) -> None:
+    parking = Parking(component, "component", ALWAYS)
+    for assign in (False, True):
+        parking.park()
+        parking.restore()
+        wanted = {name: tensor.add(1).to(fake_device.device) for name, tensor in snapshot(component).items()}
+        component.load_state_dict(wanted, assign=assign)
+        parking.park()
+        parking.restore()
+        assert all(torch.equal(tensor, wanted[name].cpu()) for name, tensor in snapshot(component).items())
+
+
+def test_a_snapshot_taken_while_parked_is_not_the_weight_afterwards(component: Weights) -> None:
+    parking = Parking(component, "component", ALWAYS)
+    parking.park()
+    state = component.state_dict()
+    parking.restore()
+    state["first"].zero_()
+    parking.park()
+    parking.restore()
+    assert component.first.sum() == sum(range(35))
+    with torch.no_grad():
+        component.first.add_(1)
+    parking.park()
+    assert state["first"].sum() == 0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_host_copies_follow_the_setting(component: Weights, keep: bool) -> None:
+    parking = Parking(component, "component", OffloadConfig(parking="always", keep_host_copies=keep))
+    parking.park()
+    parking.restore()
+    groups = [group_of(weight.untyped_storage()) for weight in component.parameters()]
+    assert [group is not None and group.host is not None for group in groups] == [keep] * 3
+
+
+def test_immutable_weights_are_not_even_looked_at(fake_device: FakeDevice, component: Weights) -> None:
+    parking = Parking(component, "component", OffloadConfig(parking="always", immutable_weights=True))
+    parking.park()
+    parking.restore()
+    allocations = fake_device.allocations
+    assert moved(fake_device, parking.park) == 0
+    assert fake_device.allocations == allocations
+    assert fake_device.transfers == []
+
+
+def test_without_room_for_a_look_everything_is_transferred(fake_device: FakeDevice, component: Weights) -> None:
+    parking = Parking(component, "component", ALWAYS)
+    parking.park()
+    parking.restore()
+    fake_device.fail_allocation()
+    everything = sum(weight.nbytes for weight in component.parameters())
+    assert moved(fake_device, parking.park) == everything
+    fake_device.clear_faults()
+
+
+@pytest.mark.parametrize("words", [1, 2, 5, 1 << 20])
+def test_fingerprints_notice_every_change_and_nothing_else(monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    monkeypatch.setattr("park_core.fingerprint._WORDS", words)
+    torch.manual_seed(0)
+    contents = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (1, 7, 8, 9, 64, 101)]
+    storages = [content.untyped_storage() for content in contents]
+    before = fingerprints(storages)
+    assert fingerprints(storages) == before
+    for owner, content in enumerate(contents):
+        for place in range(0, len(content), 5):
+            content[place] ^= 128
+            assert [a != b for a, b in zip(before, fingerprints(storages), strict=True)] == [
+                other == owner for other in range(len(contents))
+            ]
+            content[place] ^= 128
+
+
+@pytest.mark.parametrize("change", ["filled with another value", "rows swapped", "negated"])
+def test_fingerprints_notice_what_simple_sums_miss(change: str) -> None:
+    weight = torch.ones(64, 8)
+    if change != "filled with another value":
+        weight[3] = 2
+    before = fingerprints([weight.untyped_storage()])
+    if change == "filled with another value":
+        weight.fill_(0.5)
+    elif change == "rows swapped":
+        weight[[3, 4]] = weight[[4, 3]]
+    else:
+        weight.neg_()
+    assert fingerprints([weight.untyped_storage()]) != before
