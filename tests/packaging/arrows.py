@@ -28,8 +28,8 @@ RULES = (
     Rule("pytest_park/benchmarks", ("torch", "pytest", "park_core", "pytest_park.sizes")),
     Rule("pytest_park", ("torch", "pytest", "pytest_benchmark")),
 )
-# Loaded in every pytest run of an environment that we are installed in: these import nothing heavy when they are loaded.
-LIGHT = (
+# Loaded in every pytest run of an environment that we are installed in, so nothing heavy may come with them.
+LIGHT = [
     "__init__",
     "plugin",
     "options",
@@ -40,7 +40,7 @@ LIGHT = (
     "workers",
     "reporting",
     "sizes",
-)
+]
 HEAVY = ("torch", "park_core", "numpy", "pytest_benchmark", "pytest_park.fakegpu", "pytest_park.contract")
 
 
@@ -72,11 +72,8 @@ def imports(path: Path, root: Path) -> list[tuple[int, str, bool]]:
         if isinstance(node, ast.Import):
             found.extend((node.lineno, alias.name, on_load) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = (
-                [*package[: len(package) - node.level + 1], *filter(None, [node.module])]
-                if node.level
-                else [node.module]
-            )
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            base = [*parents, *filter(None, [node.module])]
             found.extend((node.lineno, ".".join([*base, alias.name]), on_load) for alias in node.names)
         inside_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):

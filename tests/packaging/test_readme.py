@@ -1,0 +1,102 @@
+"""Every snippet of the README is run, as the file of a downstream project that it stands for.
+
+A collector of our own, because the snippets are test files: sybil and pytest-examples execute a block as a script,
+which would define the tests in it and run none of them.
+"""
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+INSTALL = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox"
+
+
+def run_pytest(*arguments, cwd):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_a_python_snippet_passes_as_a_test_file_of_a_strict_project(tmp_path, number):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nstrict = true\nfilterwarnings = error\n")
+    (tmp_path / "test_snippet.py").write_text(blocks("python")[number])
+    result = run_pytest("-q", "test_snippet.py", cwd=tmp_path)
+    assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
+
+
+def test_no_snippet_is_in_a_language_that_is_not_run():
+    assert set(re.findall(r"^```(\S+)$", README, flags=re.MULTILINE)) == {"python", "bash"}
+    assert blocks("python")
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("pytest ")])
+def test_a_pytest_command_is_understood(tmp_path, command):
+    """Collection only: what the tests and benchmarks do is tested elsewhere. A GPU cannot be promised here."""
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
+    arguments = [argument for argument in command.split()[1:] if argument != "--real-gpu"]
+    result = run_pytest("--collect-only", "-q", *arguments, cwd=tmp_path)
+    assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
+
+
+def test_the_two_commands_stand_alone_and_nothing_else_is_to_be_pasted():
+    rest = [line for line in COMMANDS if not line.startswith("pytest ")]
+    assert rest == [f"{INSTALL} -e demo", INSTALL, "pip install pytest-parking"]
+
+
+@pytest.mark.parametrize("ending", ["tox", "tox -e demo"])
+def test_ci_takes_the_two_commands_from_the_readme(ending):
+    assert f"readme_command '{ending}'" in CI
+    assert 'grep -E "^python3 -m venv .*/$1\\$" README.md' in CI
+    assert len(re.findall(rf"^python3 -m venv .*/{ending}$", README, flags=re.MULTILINE)) == 1
+
+
+def tox_environments():
+    """The names in the section headers of tox.ini, with ``{a,b}`` written out."""
+    names = set()
+    for header in re.findall(r"^\[testenv:(.*)\]$", (ROOT / "tox.ini").read_text(encoding="utf-8"), flags=re.MULTILINE):
+        parts = [part.split(",") for part in re.split(r"[{}]", header)]
+        names |= {"".join(choice) for choice in itertools.product(*parts)}
+    return names
+
+
+def test_the_environments_that_the_readme_names_exist():
+    named = set(re.findall(r"tox -e ([\w-]+)", README))
+    assert named
+    assert named <= tox_environments()
+
+
+def test_the_matrix_is_that_of_python_versions_and_back_ends():
+    assert {
+        "py311-cpu",
+        "py312-cpu",
+        "py313-cpu",
+        "py311-cuda",
+        "py311-rocm",
+        "lint",
+        "type",
+        "demo",
+    } <= tox_environments()
+
+
+def test_the_readme_names_every_fixture_mark_option_and_hook():
+    from pytest_park import hookspecs, marks, plugin
+
+    hooks = [name for name in vars(hookspecs) if name.startswith("pytest_park_")]
+    named = [*plugin.__all__, *(line.split("(")[0] for line in marks.HELP), *hooks]
+    options = re.findall(r'"(--[\w-]+)"', (ROOT / "pytest_park" / "options.py").read_text(encoding="utf-8"))
+    assert options
+    assert [name for name in [*named, *options] if f"`{name}" not in README] == []
