@@ -39,6 +39,7 @@ class OffloadConfig:
         residency_policy: which ones: the ``leading`` ones, or ``strided`` evenly among the streamed ones.
         pin_memory: hold layers in pinned host memory. Off by default: the kernel can never reclaim pinned pages.
         keep_host_copies: keep the host copy of a restored weight, so that the next park moves only what changed.
+        staging: move large weights through a few pinned buffers instead of the driver's own.
         immutable_weights: nobody writes to the weights, so a kept host copy is current without a look at the device.
         components: overrides by component name, for instance ``{"vae": {"resident_layers": 1.0}}``.
     """
@@ -51,6 +52,7 @@ class OffloadConfig:
     residency_policy: ResidencyPolicy = "leading"
     pin_memory: bool = False
     keep_host_copies: bool = True
+    staging: bool = True
     immutable_weights: bool = False
     components: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -66,7 +66,7 @@ def decide(
     return ParkDecision(verdict=verdict, reason=reason, bytes=total, headroom=headroom, threshold=threshold)  # type: ignore[arg-type]
 
 
-def config_parks(config: OffloadConfig, need: int | None) -> bool:
+def config_parks(config: OffloadConfig, need: int | None = None) -> bool:
     """Is parking on at all?"""
     if config.parking == "auto":
         return config.performance_mode is PerformanceMode.MEMORY or need is not None

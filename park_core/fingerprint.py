@@ -1,9 +1,9 @@
 """Fingerprints of device bytes: is a host copy still current, without bringing the bytes over to compare?
 
-Nothing else tells: a write through ``.data`` moves no version counter. Each 8-byte word is mixed with a key for its place
-by a bijection, and the mixed words are summed modulo 2**64. So a change of one word is always noticed, and any other
-change that does not know the keys goes unnoticed once in about 2**64 times. A plain sum or ``torch.hash_tensor`` (xor)
-would miss reordered words, and the xor every weight that is filled with one value.
+Nothing else tells: a write through ``.data`` moves no version counter. Each 8-byte word is mixed with a key for its
+place by a bijection, and the mixed words are summed modulo 2**64. So a change of one word is always noticed, and any
+other change that does not know the keys goes unnoticed once in about 2**64 times. A plain sum or ``torch.hash_tensor``
+(xor) would miss reordered words, and the xor every weight that is filled with one value.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ from typing import Literal
 
 import torch
 
+from park_core.errors import StaleMappingError
+from park_core.mapping import MappedFile
+
 __all__ = ["HostCopy"]
 
 
@@ -17,16 +20,36 @@ class HostCopy:
     Attributes:
         storage: the bytes, exactly as many as the group has on the device.
         kind: ``pageable`` memory of our own; ``pinned`` memory of our own; ``adopted``: the storage that the weight had
-            on the host before it first went to the device. If that was a mapping of the checkpoint, it still is.
+            on the host before it first went to the device.
         fingerprint: of the device bytes that these are a copy of; None once these may have been written to.
+        file: the checkpoint that an adopted storage is mapped from. Such a host copy costs no memory.
     """
 
     storage: torch.UntypedStorage
     kind: Literal["pageable", "pinned", "adopted"] = "pageable"
     fingerprint: int | None = None
+    file: MappedFile | None = None
 
     @classmethod
     def empty(cls, nbytes: int, *, pinned: bool = False) -> HostCopy:
         """Fresh host memory of exactly ``nbytes``."""
         memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         return cls(memory.untyped_storage(), "pinned" if pinned else "pageable")
+
+    @classmethod
+    def adopted(cls, storage: torch.UntypedStorage) -> HostCopy:
+        """The storage itself, with the file that it is mapped from, if any."""
+        return cls(storage, "adopted", file=MappedFile.behind(storage.data_ptr()))
+
+    def check(self, weight: str) -> None:
+        """Raise ``StaleMappingError`` if the file behind the bytes is not what it was."""
+        if self.file is not None and (change := self.file.change()):
+            raise StaleMappingError(
+                f"weight {weight!r} is mapped from {self.file.path}, which {change} since it was loaded; "
+                "load the component again"
+            )
+
+    @property
+    def viewed_elsewhere(self) -> bool:
+        """Does somebody hold a tensor over this memory? Then it cannot be trusted to stay as it is."""
+        return torch._C._storage_Use_Count(self.storage._cdata) > 1

@@ -17,7 +17,7 @@ from park_core.parking import moving
 from park_core.placement import parked_in_place
 from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
 from park_core.survey import Survey, survey
-from park_core.transfer import backend_of, to_host
+from park_core.transfer import Transfer, backend_of
 
 __all__ = ["LayerwiseOffloadManager", "find_layers"]
 
@@ -220,12 +220,12 @@ class LayerwiseOffloadManager:
                 left = StorageGroup(
                     self.component_name, storage.device, storage.nbytes(), views=[View.of(tensor, view.name)]
                 )
-                left.host, left.device, left.streamed = to_host(left, storage), self.device, True
+                left.host, left.device, left.streamed = Transfer().to_host(left, storage), self.device, True
                 self._groups[index].append(left)
                 hide(left)
         members = list(group.tensors())
         if members and [tensor._version for _, tensor in members] != versions:
-            group.host = to_host(group, members[0][1].untyped_storage())
+            group.host = Transfer().to_host(group, members[0][1].untyped_storage())
 
 
 class _LayerHook:

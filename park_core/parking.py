@@ -11,12 +11,13 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from park_core.config import OffloadConfig
-from park_core.decision import decide
+from park_core.decision import config_parks, decide
 from park_core.errors import ParkError
 from park_core.fingerprint import fingerprints
 from park_core.guard import refresh_guards
@@ -26,7 +27,7 @@ from park_core.placement import placed
 from park_core.report import ParkDecision, ParkReport, RestoreReport, Skipped
 from park_core.storage import GroupState, StorageGroup
 from park_core.survey import Survey, survey, viewed_elsewhere
-from park_core.transfer import backend_of, to_device, to_host
+from park_core.transfer import Transfer, backend_of, transfer
 
 __all__ = ["Parking", "moving"]
 
@@ -134,32 +135,29 @@ class Parking:
         if not movable:
             return
         copies: dict[StorageGroup, HostCopy] = {}
-        before = {group: group.host for group in movable}
         placeholders = [placeholder(g.device, v.dtype, v.inference) for g in movable for v in g.views]
         for device in {group.device for group in movable}:
             backend_of(device).synchronize(device)  # a side stream may still read what is about to be freed
         try:
             current = self._fingerprints(movable)
-            for group, storage in movable.items():
-                if group.host is not None and group.host.fingerprint == current[group] is not None:
-                    copies[group] = group.host
-                else:
-                    copies[group] = to_host(group, storage)
-                    copies[group].fingerprint = current[group]
-                    report.bytes_to_host += group.nbytes
-            for group, copy in copies.items():
-                group.host = copy
+            stale = [g for g in movable if g.host is None or not g.host.fingerprint == current[g] is not None]
+            for group, mover in self._movers(stale):
+                copies[group] = mover.to_host(group, movable[group], into=group.host)
+                copies[group].fingerprint = current[group]
+            for group in movable:
+                group.host = copies.get(group, group.host)
                 hide(group)
             refresh_guards(self.module)
         except BaseException as failure:
             for group, storage in movable.items():
                 show(group, storage)
-                group.host = before[group]
+                group.host = None  # half written, perhaps
             refresh_guards(self.module)
             traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no memory with it
             raise
-        del placeholders, group, storage  # the loops' last storage, too
+        del placeholders
         self._parked = [weakref.ref(group) for group in {*self._parked_groups(), *movable}]
+        report.bytes_to_host = sum(group.nbytes for group in copies)
         report.bytes_freed, kept = _measure_freed(movable)
         report.skipped += kept
 
@@ -185,7 +183,7 @@ class Parking:
         if not groups:
             return
         try:
-            _bring(groups)
+            self._bring(groups)
             refresh_guards(self.module)
         except BaseException as failure:
             for group in groups:
@@ -193,20 +191,31 @@ class Parking:
             refresh_guards(self.module)
             traceback.clear_frames(failure.__traceback__)
             raise
-        for group in groups:
-            if not self._worth_keeping(group):
-                group.host = None
         self._parked = []
+        self._keep_or_drop(groups)
         report.bytes_restored = report.bytes_to_device = sum(group.nbytes for group in groups)
+
+    def _bring(self, groups: list[StorageGroup]) -> None:
+        storages = {group: mover.to_device(group) for group, mover in self._movers(groups)}
+        for group, storage in storages.items():
+            show(group, storage)
+
+    def _movers(self, groups: list[StorageGroup]) -> Iterator[tuple[StorageGroup, Transfer]]:
+        """Each group with the way to move it."""
+        for device in dict.fromkeys(group.device for group in groups):
+            here = [group for group in groups if group.device == device]
+            mover = transfer(device, max(group.nbytes for group in here), staged=self.config.staging)
+            for group in here:
+                yield group, mover
 
     # -- host copies that outlive a restore ----------------------------------------------------------------------------
 
     def _fingerprints(self, movable: dict[StorageGroup, torch.UntypedStorage]) -> dict[StorageGroup, int | None]:
-        """What the device bytes are now. Unknown (None) where host copies are not kept, or there is no room to find out."""
+        """What the device bytes are now. None: host copies are not kept, or there is no room to find out."""
         if not self.config.keep_host_copies:
             return dict.fromkeys(movable)
         if self.config.immutable_weights:
-            return dict.fromkeys(movable, 0)
+            return dict.fromkeys(movable, 1)
         found: dict[StorageGroup, int | None] = dict.fromkeys(movable)
         for device in {group.device for group in movable}:
             here = [group for group in movable if group.device == device]
@@ -216,10 +225,18 @@ class Parking:
                 traceback.clear_frames(failure.__traceback__)
         return found
 
-    def _worth_keeping(self, group: StorageGroup) -> bool:
-        """Can the host copy save the next transfer? Not if somebody got hold of its memory while it was the weight."""
-        host = group.host
-        return self.config.keep_host_copies and host is not None and host.fingerprint is not None
+    def _keep_or_drop(self, groups: list[StorageGroup]) -> None:
+        """Keep host copies of resident groups that can save the next transfer; nobody else may hold their memory."""
+        keep = config_parks(self.config) and self.config.keep_host_copies
+        storages = {group: storage for group in groups if (storage := _storage_of(group)) is not None}
+        unknown = {g: s for g, s in storages.items() if g.host and g.host.kind == "adopted" and not g.host.fingerprint}
+        current = self._fingerprints(unknown) if keep else {}
+        for group in groups:
+            host = group.host
+            assert host is not None
+            host.fingerprint = host.fingerprint or current.get(group)
+            if not keep or host.fingerprint is None or host.viewed_elsewhere:
+                group.host = None
 
     # -- what it knows -------------------------------------------------------------------------------------------------
 
@@ -253,12 +270,6 @@ class Parking:
             group.holders.discard(weakref.ref(self))
 
 
-def _bring(groups: list[StorageGroup]) -> None:
-    storages = [to_device(group) for group in groups]
-    for group, storage in zip(groups, storages, strict=True):
-        show(group, storage)
-
-
 def _measure_freed(movable: dict[StorageGroup, torch.UntypedStorage]) -> tuple[int, list[Skipped]]:
     """Bytes whose storage is gone once we let go of it, and the groups that somebody else keeps on the device."""
     watched = [(group, weakref.ref(storage)) for group, storage in movable.items()]
@@ -268,3 +279,8 @@ def _measure_freed(movable: dict[StorageGroup, torch.UntypedStorage]) -> tuple[i
     return freed, [
         Skipped(g.name, "parked, but something outside the component holds its memory", g.nbytes) for g in kept
     ]
+
+
+def _storage_of(group: StorageGroup) -> torch.UntypedStorage | None:
+    """The device memory of a resident group."""
+    return next((tensor.untyped_storage() for _, tensor in group.tensors()), None)

@@ -11,7 +11,7 @@ from park_core.host_copy import HostCopy
 from park_core.parked_tensor import hide, show
 from park_core.storage import StorageGroup
 from park_core.survey import Survey, viewed_elsewhere
-from park_core.transfer import to_host
+from park_core.transfer import Transfer
 
 __all__ = ["parked_in_place", "placed"]
 
@@ -39,11 +39,12 @@ def parked_in_place(groups: dict[StorageGroup, torch.UntypedStorage], device: to
     host copy shares memory with no live tensor.
     """
     before = {group: group.device for group in groups}
+    mover = Transfer()
     try:
         for group, storage in groups.items():
             on_host = group.device.type == "cpu"
             adopt = on_host and not viewed_elsewhere(group, storage)
-            group.host = HostCopy(storage, "adopted") if adopt else to_host(group, storage)
+            group.host = HostCopy.adopted(storage) if adopt else mover.to_host(group, storage)
             group.device = device if on_host else group.device
         for group in groups:
             hide(group)

@@ -1,15 +1,27 @@
-"""Moving the bytes of a storage group between host and device."""
+"""Moving the bytes of storage groups between host and device.
+
+The host copies are pageable, and a driver moves pageable memory slowly: through one small buffer of its own, one piece
+at a time. :class:`Staging` does the same with a ring of pinned buffers, so that the host fills one while the device
+empties another. The buffers are few and given back; the host copies stay pageable.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from park_core.host_copy import HostCopy
 from park_core.storage import StorageGroup, bytes_of
 
-__all__ = ["backend_of", "to_device", "to_host"]
+__all__ = ["Staging", "Transfer", "backend_of", "transfer"]
+
+_BUFFERS, _BUFFER_BYTES = 4, 8 * 1024**2
+_WORTH_STAGING = 2 * _BUFFER_BYTES  # below that there is nothing to overlap
 
 
 def backend_of(device: torch.device) -> Any:
@@ -17,16 +29,106 @@ def backend_of(device: torch.device) -> Any:
     return torch.get_device_module(device.type)
 
 
-def to_host(group: StorageGroup, storage: torch.UntypedStorage) -> HostCopy:
-    """A new host copy of a resident group: pageable, exactly as large as the storage. Blocks until it is there."""
-    host = HostCopy.empty(group.nbytes)
-    bytes_of(host.storage).copy_(bytes_of(storage))
-    return host
+class Transfer:
+    """The plain way: one blocking copy per group."""
+
+    def to_host(self, group: StorageGroup, storage: torch.UntypedStorage, into: HostCopy | None = None) -> HostCopy:
+        """A host copy of a resident group: pageable, exactly as large as the storage. Blocks until it is there.
+
+        Args:
+            into: an outdated host copy, whose memory is used again if nobody else sees it.
+        """
+        if into is None or into.kind != "pageable" or into.viewed_elsewhere:
+            into = HostCopy.empty(group.nbytes)
+        self._down(bytes_of(into.storage), bytes_of(storage))
+        return into
+
+    def to_device(self, group: StorageGroup) -> torch.UntypedStorage:
+        """New device memory with the bytes of the group's host copy. Blocks until they are there."""
+        host = group.host
+        assert host is not None
+        host.check(group.name)
+        target = torch.empty(group.nbytes, dtype=torch.uint8, device=group.device)
+        self._up(target, bytes_of(host.storage))
+        return target.untyped_storage()
+
+    def _down(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
+    def _up(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
 
 
-def to_device(group: StorageGroup) -> torch.UntypedStorage:
-    """New device memory with the bytes of the group's host copy. Blocks until they are there."""
-    assert group.host is not None
-    target = torch.empty(group.nbytes, dtype=torch.uint8, device=group.device)
-    target.copy_(bytes_of(group.host.storage))
-    return target.untyped_storage()
+class Staging(Transfer):
+    """Through pinned buffers, on a copy stream. Small groups still go the plain way."""
+
+    def __init__(self, device: torch.device) -> None:
+        backend = backend_of(device)
+        self._backend, self._device = backend, device
+        self._stream = backend.Stream(device=device)
+        memory = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
+        self._slots = cycle([_Slot(buffer, backend.Event()) for buffer in memory])
+
+    def _up(self, target: Tensor, source: Tensor) -> None:
+        if source.numel() < _WORTH_STAGING:
+            return super()._up(target, source)
+        with self._on_copy_stream():
+            for part, piece in _pieces(target, source):
+                slot = next(self._slots)
+                slot.event.synchronize()  # until the device has emptied the buffer
+                buffer = slot.buffer[: piece.numel()].copy_(piece)
+                part.copy_(buffer, non_blocking=True)
+                slot.event.record(self._stream)
+
+    def _down(self, target: Tensor, source: Tensor) -> None:
+        if source.numel() < _WORTH_STAGING:
+            return super()._down(target, source)
+        filling: list[tuple[_Slot, Tensor]] = []
+        with self._on_copy_stream():
+            for part, piece in _pieces(target, source):
+                if len(filling) == _BUFFERS:
+                    _empty(*filling.pop(0))
+                slot = next(self._slots)
+                slot.buffer[: piece.numel()].copy_(piece, non_blocking=True)
+                slot.event.record(self._stream)
+                filling.append((slot, part))
+            for slot, part in filling:
+                _empty(slot, part)
+
+    @contextmanager
+    def _on_copy_stream(self) -> Iterator[None]:
+        """Ordered after what the current stream has now; finished on the way out, also after a failure."""
+        self._stream.wait_stream(self._backend.current_stream(self._device))
+        try:
+            with self._backend.stream(self._stream):
+                yield
+        finally:
+            self._stream.synchronize()
+
+
+class _Slot:
+    """A pinned buffer, and the event after which it may be used again."""
+
+    def __init__(self, buffer: Tensor, event: Any) -> None:
+        self.buffer, self.event = buffer, event
+
+
+def _empty(slot: _Slot, part: Tensor) -> None:
+    slot.event.synchronize()
+    part.copy_(slot.buffer[: part.numel()])
+
+
+def _pieces(target: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, target.numel(), _BUFFER_BYTES):
+        yield target[start : start + _BUFFER_BYTES], source[start : start + _BUFFER_BYTES]
+
+
+def transfer(device: torch.device, nbytes: int, *, staged: bool = True) -> Transfer:
+    """The way to move ``nbytes``: staged where that pays and the backend can pin memory, else plain."""
+    backend = backend_of(device)
+    if staged and nbytes >= _WORTH_STAGING and hasattr(backend, "Stream") and device.type != "mps":
+        try:
+            return Staging(device)
+        except RuntimeError:  # no pinned memory to be had
+            pass
+    return Transfer()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import ALWAYS, bits, snapshot
 from torch import Tensor, nn
 
+from conftest import ALWAYS, bits, snapshot
 from park_core import OffloadConfig, Parking
 from park_core.fingerprint import fingerprints
 from park_core.storage import group_of
@@ -63,9 +63,7 @@ WRITERS: dict[str, Callable[[nn.Parameter, Tensor], object]] = {
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("name", ["first", "second", "third"])
 @pytest.mark.parametrize("when", ["before the first park", "resident after a cycle", "parked"])
-def test_a_write_is_never_lost(
-    fake_device: FakeDevice, component: Weights, write: str, name: str, when: str
-) -> None:
+def test_a_write_is_never_lost(fake_device: FakeDevice, component: Weights, write: str, name: str, when: str) -> None:
     parking = Parking(component, "component", ALWAYS)
     if when != "before the first park":
         parking.park()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from conftest import MEMORY, Denoiser, non_layer_weights
-from park_core import OffloadConfig, device_headroom, host_headroom
+from conftest import ALWAYS, MEMORY, Denoiser, non_layer_weights
+from park_core import OffloadConfig, Parking, device_headroom, host_headroom
 from park_core.memory import HostHeadroom, _cgroup_room
 from pytest_park.fakegpu import FakeDevice
 
@@ -98,12 +99,12 @@ def test_a_stated_need_decides(fake_device: FakeDevice, denoiser: Denoiser, head
     headroom.undo()  # type: ignore[attr-defined]
 
 
-def test_a_host_without_room_is_respected(
-    fake_device: FakeDevice, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_room_is_respected(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    component = nn.Linear(64, 64).to(fake_device.device)
+    parking = Parking(component, "component", ALWAYS)
     monkeypatch.setattr("park_core.decision.host_headroom", lambda: HostHeadroom(1000, 1000))
     before = fake_device.requested
-    decision = denoiser.park_non_layer_weights(need=1 << 50).decision
+    decision = parking.park().decision
     assert (decision.verdict, fake_device.requested) == ("refuse", before)
     assert "1000 B" in decision.reason
 
