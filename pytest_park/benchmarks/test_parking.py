@@ -76,6 +76,22 @@ def test_park(transfer_benchmark, component, weights, park_device):
     assert intact(component)
 
 
+def test_park_unchanged_weights(transfer_benchmark, component, weights, park_device):
+    """The host copies are still right: that is found out on the device, and nothing is transferred."""
+    offloaded(component, park_device, keep_host_copies=True)
+    component.park_non_layer_weights()
+    report = transfer_benchmark(
+        component.park_non_layer_weights,
+        setup=component.restore_non_layer_weights,
+        bytes=0,
+        direction="d2h",
+    )
+    assert report.bytes_to_host == 0
+    assert report.bytes_freed == weights.bytes
+    component.restore_non_layer_weights()
+    assert intact(component)
+
+
 def test_park_by_a_bare_copy(transfer_benchmark, component, weights):
     copies = transfer_benchmark(
         lambda: [weight.detach().to("cpu", copy=True) for weight in component.non_layer_weights()],
