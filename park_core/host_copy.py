@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from park_core.errors import StaleMappingError
-from park_core.mapping import MappedFile
+from park_core.mapping import MappedFile, Mappings
 
 __all__ = ["HostCopy"]
 
@@ -37,9 +37,9 @@ class HostCopy:
         return cls(memory.untyped_storage(), "pinned" if pinned else "pageable")
 
     @classmethod
-    def adopted(cls, storage: torch.UntypedStorage) -> HostCopy:
+    def adopted(cls, storage: torch.UntypedStorage, mappings: Mappings) -> HostCopy:
         """The storage itself, with the file that it is mapped from, if any."""
-        return cls(storage, "adopted", file=MappedFile.behind(storage.data_ptr()))
+        return cls(storage, "adopted", file=mappings.behind(storage.data_ptr()))
 
     def check(self, weight: str) -> None:
         """Raise ``StaleMappingError`` if the file behind the bytes is not what it was."""

@@ -12,12 +12,15 @@ from torch import nn
 
 from park_core.config import OffloadConfig, layer_count
 from park_core.errors import LayerNameError
+from park_core.fingerprint import known_fingerprints
+from park_core.host_copy import HostCopy
+from park_core.memory import host_headroom
 from park_core.parked_tensor import hide, show
 from park_core.parking import moving
 from park_core.placement import parked_in_place
 from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
 from park_core.survey import Survey, survey
-from park_core.transfer import Transfer, backend_of
+from park_core.transfer import Transfer, backend_of, transfer
 
 __all__ = ["LayerwiseOffloadManager", "find_layers"]
 
@@ -60,6 +63,8 @@ class LayerwiseOffloadManager:
         self.resident_layers = _resident_layers(config, len(layers))
         self._groups: list[list[StorageGroup]] = [[] for _ in layers]
         self._loaded: dict[int, dict[StorageGroup, list[int]]] = {}  # the versions tell of writes on the device
+        self._pin_memory, self._staging = config.pin_memory, config.staging
+        self._mover: Transfer | None = None
         self._coming: dict[int, _Coming] = {}
         self._keep_all = False
         backend = backend_of(device)
@@ -90,6 +95,8 @@ class LayerwiseOffloadManager:
             for group in [*arrivals, *(g for g in found.parked if g in mine and g not in self._groups[mine[g]])]:
                 group.streamed = True
                 self._groups[mine[group]].append(group)
+                if self._pin_memory:
+                    _pin(group)
 
     def _by_layer(self, found: Survey) -> dict[StorageGroup, int]:
         """The groups that lie within one layer altogether."""
@@ -124,16 +131,20 @@ class LayerwiseOffloadManager:
     def release_all(self) -> None:
         """Take every layer off the device, resident ones too."""
         with moving:
-            self._keep_all = False
             for index in {*self._loaded, *self._coming}:
                 self.release_layer(index)
+            self._keep_all, self._mover = False, None
 
     def load_all_layers(self) -> None:
         """Bring every layer to the device and keep it there until :meth:`release_all`."""
         with moving:
-            for index in range(len(self)):
-                self.prefetch_layer(index, non_blocking=False)
-            self._keep_all = True
+            before, self._keep_all = self._keep_all, True
+            try:
+                for index in range(len(self)):
+                    self.prefetch_layer(index, non_blocking=False)
+            except BaseException:
+                self._keep_all = before
+                raise
 
     def prepare_for_next_req(self) -> None:
         """Load the resident layers, and start the first streamed ones."""
@@ -142,12 +153,15 @@ class LayerwiseOffloadManager:
         self._prefetch_after(len(self) - 1)
 
     def remove(self) -> None:
-        """Take the hooks off. The weights stay where they are."""
+        """Take the hooks off. The weights stay where they are, and the manager does nothing from now on."""
         for handle in self._hooks:
             handle.remove()
         for groups in self._groups:
             for group in groups:
                 group.streamed = False
+            groups.clear()
+        self._loaded.clear()
+        self._coming.clear()
 
     # -- around the forward of a layer ---------------------------------------------------------------------------------
 
@@ -160,7 +174,7 @@ class LayerwiseOffloadManager:
             self._prefetch_after(index)
 
     def _after(self, index: int) -> None:
-        if index not in self.resident_layers and not self._keep_all:
+        if not self._stays(index):
             self.release_layer(index)
 
     def _ahead(self, index: int) -> list[int]:
@@ -193,9 +207,11 @@ class LayerwiseOffloadManager:
 
     def _copy(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> None:
         for group, storage in storages.items():
-            assert group.host is not None
-            pinned = group.host.kind == "pinned"  # a pageable source is never read asynchronously
-            bytes_of(storage).copy_(bytes_of(group.host.storage), non_blocking=pinned)
+            if group.host is not None and group.host.kind == "pinned":
+                bytes_of(storage).copy_(bytes_of(group.host.storage), non_blocking=True)
+            else:  # a pageable source is never read asynchronously
+                self._mover = self._mover or transfer(self.device, group.nbytes, staged=self._staging)
+                self._mover.fill(storage, group)
 
     def _arrive(self, index: int) -> None:
         """The current stream waits for the copy, and the weights appear."""
@@ -206,13 +222,24 @@ class LayerwiseOffloadManager:
         for group, storage in coming.storages.items():
             show(group, storage)
             loaded[group] = [tensor._version for _, tensor in group.tensors()]
+        if self._stays(index):
+            for group, print_ in zip(loaded, known_fingerprints(list(coming.storages.values())), strict=True):
+                assert group.host is not None
+                group.host.fingerprint = print_
+
+    def _stays(self, index: int) -> bool:
+        return self._keep_all or index in self.resident_layers
 
     def _wait_for(self, coming: _Coming) -> None:
         if coming.event is not None:
             backend_of(self.device).current_stream(self.device).wait_event(coming.event)
 
     def _write_back(self, index: int, group: StorageGroup, versions: list[int]) -> None:
-        """Save in-place writes and replaced data. A write through ``.data`` leaves no trace."""
+        """Save in-place writes and replaced data.
+
+        A write through ``.data`` leaves no trace. It is looked for only where there was time to make one: in layers that
+        stay, not in those that come and go with each forward.
+        """
         for view, tensor in list(group.tensors()):
             storage = tensor.untyped_storage()
             if group_of(storage) is not group:  # its data was replaced: it leaves the group
@@ -224,8 +251,14 @@ class LayerwiseOffloadManager:
                 self._groups[index].append(left)
                 hide(left)
         members = list(group.tensors())
-        if members and [tensor._version for _, tensor in members] != versions:
-            group.host = Transfer().to_host(group, members[0][1].untyped_storage())
+        if not members or group.host is None:
+            return
+        storage = members[0][1].untyped_storage()
+        written = [tensor._version for _, tensor in members] != versions
+        if not written and self._stays(index):
+            written = group.host.fingerprint is None or known_fingerprints([storage]) != [group.host.fingerprint]
+        if written:
+            group.host = Transfer().to_host(group, storage)
 
 
 class _LayerHook:
@@ -244,6 +277,17 @@ class _LayerHook:
 
     def __reduce__(self) -> tuple[type, tuple[None, int, str]]:
         return _LayerHook, (None, self._index, self._method)
+
+
+def _pin(group: StorageGroup) -> None:
+    """Move a host copy to pinned memory, if the host has plenty: the kernel can never reclaim it."""
+    host = group.host
+    rounded = 1 << (group.nbytes - 1).bit_length()  # torch's pool of pinned memory rounds up to a power of two
+    if host is None or host.kind == "pinned" or rounded > host_headroom().bytes // 2:
+        return
+    pinned = HostCopy.empty(group.nbytes, pinned=True)
+    bytes_of(pinned.storage).copy_(bytes_of(host.storage))
+    group.host = pinned
 
 
 def find_layers(component: nn.Module, name: str) -> list[nn.Module]:

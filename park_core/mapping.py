@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MappedFile"]
+__all__ = ["MappedFile", "Mappings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +21,33 @@ class MappedFile:
     path: str
     state: tuple[int, int, int]
 
-    @classmethod
-    def behind(cls, address: int) -> MappedFile | None:
-        """The file that is mapped at ``address``; None for ordinary memory, and where there is no ``/proc``."""
-        try:
-            lines = Path("/proc/self/maps").read_text().splitlines()
-        except OSError:
-            return None
-        for line in lines:  # "start-end permissions offset device inode path"
-            span, *_, inode, path = [*line.split(maxsplit=5), ""][:6]
-            start, end = (int(bound, 16) for bound in span.split("-"))
-            if start <= address < end:
-                return (
-                    cls(path, _state(path)) if path.startswith("/") and inode != "0" and os.path.exists(path) else None
-                )
-        return None
-
     def change(self) -> str:
         """What happened to the file; empty if nothing did."""
         try:
             return "" if _state(self.path) == self.state else "changed"
         except OSError:
             return "vanished"
+
+
+class Mappings:
+    """The files that are mapped into this process now. Where there is no ``/proc``, none is known."""
+
+    def __init__(self, table: Path = Path("/proc/self/maps")) -> None:
+        self._spans: list[tuple[int, int, str]] = []
+        try:
+            lines = table.read_text().splitlines()
+        except OSError:
+            return
+        for line in lines:  # "start-end permissions offset device inode path"
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith("/"):
+                start, end = fields[0].split("-")
+                self._spans.append((int(start, 16), int(end, 16), fields[5]))
+
+    def behind(self, address: int) -> MappedFile | None:
+        """The file that is mapped at ``address``; None for ordinary memory."""
+        path = next((path for start, end, path in self._spans if start <= address < end), None)
+        return MappedFile(path, _state(path)) if path is not None and os.path.exists(path) else None
 
 
 def _state(path: str) -> tuple[int, int, int]:

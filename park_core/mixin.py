@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from park_core.component import OffloadedComponent, configure, offload_of
 from park_core.config import OffloadConfig
@@ -15,6 +15,7 @@ from park_core.errors import ParkError
 from park_core.layerwise import LayerwiseOffloadManager
 from park_core.report import ParkReport, RestoreReport
 from park_core.sizes import parse_size
+from park_core.updates import iter_materialized_weights, update_cpu_weights
 
 __all__ = ["LayerwiseOffloadableModuleMixin", "layerwise_offloadable"]
 
@@ -69,6 +70,14 @@ class LayerwiseOffloadableModuleMixin:
         """Bring the parked weights back, bit for bit."""
         return _configured(self).restore()
 
+    def update_cpu_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Write new values into weights, wherever they are; see :func:`park_core.updates.update_cpu_weights`."""
+        update_cpu_weights(self, weights)  # type: ignore[arg-type]
+
+    def iter_materialized_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter with its real values, wherever they are."""
+        return iter_materialized_weights(self)  # type: ignore[arg-type]
+
     def prepare_for_next_req(self) -> None:
         """Load the resident layers and start loading the first streamed ones."""
         _configured(self).prepare_for_next_req()
@@ -101,7 +110,14 @@ def layerwise_offloadable(
     return module
 
 
-_VERBS = ("configure_layerwise_offload", "park_non_layer_weights", "restore_non_layer_weights", "prepare_for_next_req")
+_VERBS = (
+    "configure_layerwise_offload",
+    "park_non_layer_weights",
+    "restore_non_layer_weights",
+    "prepare_for_next_req",
+    "update_cpu_weights",
+    "iter_materialized_weights",
+)
 
 
 class _Bound:

@@ -19,7 +19,7 @@ from torch import nn
 from park_core.config import OffloadConfig
 from park_core.decision import config_parks, decide
 from park_core.errors import ParkError
-from park_core.fingerprint import fingerprints
+from park_core.fingerprint import known_fingerprints
 from park_core.guard import refresh_guards
 from park_core.host_copy import HostCopy
 from park_core.parked_tensor import hide, placeholder, show
@@ -87,7 +87,8 @@ class Parking:
                 self._to_host(movable, report)
             elif decision.verdict == "keep":
                 for group in movable:
-                    group.host = None
+                    if group.host is not None and group.host.file is None:  # a mapped one costs nothing
+                        group.host = None
             report.seconds = time.perf_counter() - started
             logger.info("%s", report)
             return report
@@ -219,10 +220,7 @@ class Parking:
         found: dict[StorageGroup, int | None] = dict.fromkeys(movable)
         for device in {group.device for group in movable}:
             here = [group for group in movable if group.device == device]
-            try:
-                found |= zip(here, fingerprints([movable[group] for group in here]), strict=True)
-            except torch.OutOfMemoryError as failure:
-                traceback.clear_frames(failure.__traceback__)
+            found |= zip(here, known_fingerprints([movable[group] for group in here]), strict=True)
         return found
 
     def _keep_or_drop(self, groups: list[StorageGroup]) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from park_core.host_copy import HostCopy
+from park_core.mapping import Mappings
 from park_core.parked_tensor import hide, show
 from park_core.storage import StorageGroup
 from park_core.survey import Survey, viewed_elsewhere
@@ -38,13 +39,17 @@ def parked_in_place(groups: dict[StorageGroup, torch.UntypedStorage], device: to
     mapped from the checkpoint. Where a tensor of somebody else views these bytes it gets a copy of its own, since a
     host copy shares memory with no live tensor.
     """
+    if not groups:
+        yield
+        return
     before = {group: group.device for group in groups}
     mover = Transfer()
+    mappings = Mappings()
     try:
         for group, storage in groups.items():
             on_host = group.device.type == "cpu"
             adopt = on_host and not viewed_elsewhere(group, storage)
-            group.host = HostCopy.adopted(storage) if adopt else mover.to_host(group, storage)
+            group.host = HostCopy.adopted(storage, mappings) if adopt else mover.to_host(group, storage)
             group.device = device if on_host else group.device
         for group in groups:
             hide(group)

@@ -45,12 +45,20 @@ class Transfer:
 
     def to_device(self, group: StorageGroup) -> torch.UntypedStorage:
         """New device memory with the bytes of the group's host copy. Blocks until they are there."""
+        storage = torch.empty(group.nbytes, dtype=torch.uint8, device=group.device).untyped_storage()
+        self.fill(storage, group)
+        return storage
+
+    def fill(self, storage: torch.UntypedStorage, group: StorageGroup) -> None:
+        """Copy the group's host copy into device memory. Blocks until it is there.
+
+        Raises:
+            StaleMappingError: the host copy is the mapping of a file that changed.
+        """
         host = group.host
         assert host is not None
         host.check(group.name)
-        target = torch.empty(group.nbytes, dtype=torch.uint8, device=group.device)
-        self._up(target, bytes_of(host.storage))
-        return target.untyped_storage()
+        self._up(bytes_of(storage), bytes_of(host.storage))
 
     def _down(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source)
