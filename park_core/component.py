@@ -15,7 +15,7 @@ from park_core.parking import Parking, moving
 from park_core.report import ParkReport, RestoreReport
 from park_core.survey import owned_tensors, survey
 
-__all__ = ["OffloadedComponent", "configure", "offload_of"]
+__all__ = ["OffloadedComponent", "configure", "disable", "offload_of"]
 
 # Not an attribute of the module: a copy of the module is a module of its own, and a pickle has nothing of ours in it.
 _offloads: weakref.WeakKeyDictionary[nn.Module, OffloadedComponent] = weakref.WeakKeyDictionary()
@@ -67,11 +67,13 @@ class OffloadedComponent:
 
     def remove(self) -> None:
         """End the offload: every weight is on the device, nothing of ours is left on the module."""
+        self.parking.restore()
         for manager in self.managers:
             manager.load_all_layers()
+        for manager in self.managers:
             manager.remove()
         self.managers = []
-        self.parking.restore()
+        self.parking.close()
 
 
 def configure(
@@ -94,9 +96,18 @@ def configure(
             for manager in old.managers:
                 manager.release_all()
                 manager.remove()
+            old.parking.retire()
         settings = (config or OffloadConfig()).for_component(name)
         offload = _offloads[module] = OffloadedComponent(module, layer_names, name, settings, where)
         return offload
+
+
+def disable(module: nn.Module) -> None:
+    """End the offload of a component; without one nothing happens."""
+    with moving:
+        if (offload := _offloads.get(module)) is not None:
+            offload.remove()  # which may run out of memory; then the offload goes on
+            del _offloads[module]
 
 
 def offload_of(module: nn.Module) -> OffloadedComponent | None:

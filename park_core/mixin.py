@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from park_core.component import OffloadedComponent, configure, offload_of
+from park_core.component import OffloadedComponent, configure, disable, offload_of
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
 from park_core.layerwise import LayerwiseOffloadManager
@@ -57,6 +57,10 @@ class LayerwiseOffloadableModuleMixin:
         """
         names = self.layer_names
         configure(self, names, config=config, device=device, component_name=component_name)  # type: ignore[arg-type]
+
+    def disable_layerwise_offload(self) -> None:
+        """Bring every weight to the device for good, and take hooks and host copies away."""
+        disable(self)  # type: ignore[arg-type]
 
     def park_non_layer_weights(self, *, need: int | str | None = None) -> ParkReport:
         """Move the non-layer weights to the host until :meth:`restore_non_layer_weights`, if that pays.
@@ -112,6 +116,7 @@ def layerwise_offloadable(
 
 _VERBS = (
     "configure_layerwise_offload",
+    "disable_layerwise_offload",
     "park_non_layer_weights",
     "restore_non_layer_weights",
     "prepare_for_next_req",

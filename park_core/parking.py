@@ -60,6 +60,7 @@ class Parking:
         buffers: bool = False,
     ) -> None:
         self.component, self.config, self.device, self.buffers = component, config, device, buffers
+        self.closed = False
         self._module = weakref.ref(module)
         self._parked: list[weakref.ref[StorageGroup]] = []
         with moving:
@@ -77,6 +78,9 @@ class Parking:
         """
         with moving:
             started = time.perf_counter()
+            if self.closed:
+                reason = "this parking was closed; it does nothing any more"
+                return ParkReport(component=self.component, decision=ParkDecision(verdict="keep", reason=reason))
             found = survey(self.module, self.component)
             movable, skipped = self._movable(found)
             decision = self._decide(found, list(movable), need)
@@ -168,8 +172,10 @@ class Parking:
         """Bring every parked weight back to its device. Without a parked weight nothing is allocated and copied."""
         with moving:
             started = time.perf_counter()
-            found = survey(self.module, self.component)
             report = RestoreReport(component=self.component)
+            if self.closed:
+                return report
+            found = survey(self.module, self.component)
             groups = list(dict.fromkeys([g for g in found.parked if not g.streamed] + self._parked_groups()))
             with placed(found, self.device) as arrivals:
                 self._to_device(groups + arrivals, report)
@@ -235,6 +241,24 @@ class Parking:
             host.fingerprint = host.fingerprint or current.get(group)
             if not keep or host.fingerprint is None or host.viewed_elsewhere:
                 group.host = None
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> RestoreReport:
+        """Restore everything and drop the host copies. From now on this object does nothing."""
+        with moving:
+            report = self.restore()
+            for group in survey(self.module, self.component).resident:
+                if not group.streamed:
+                    group.host = None
+            self.retire()
+            return report
+
+    def retire(self) -> None:
+        """Leave the weights as they are to somebody else. From now on this object does nothing."""
+        self.closed = True
+        self._parked = []
+        _parkings.discard(self)
 
     # -- what it knows -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, snapshot
 from park_core import HostHeadroom, LayerwiseOffloadManager, OffloadConfig, ParkError, layerwise_offloadable
+from park_core.component import offload_of
 from park_core.parked_tensor import is_parked
+from park_core.storage import group_of
 from pytest_park.fakegpu import FakeDevice
 
 
@@ -282,3 +284,26 @@ def test_a_module_of_another_library_stays_what_it_is(fake_device: FakeDevice) -
         component.restore_non_layer_weights()
         component.prepare_for_next_req()
         assert torch.equal(component(rows), expected)
+
+
+def test_disabling_while_parked_leaves_a_plain_module(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component, manager = streamed(fake_device, parking="always")
+    values, expected = snapshot(component), component(tokens)
+    parking = offload_of(component).parking
+    component.park_non_layer_weights()
+    fake_device.fail_allocation(after=4)
+    with pytest.raises(torch.OutOfMemoryError):
+        component.disable_layerwise_offload()
+    component.disable_layerwise_offload()
+    component.disable_layerwise_offload()
+    assert_same_bits(snapshot(component), values)
+    assert component.layerwise_offload_managers == []
+    assert not any(is_parked(weight) for weight in component.parameters())
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in component.modules())
+    assert [group_of(weight.untyped_storage()).host for weight in component.parameters() if weight.dim()] == [None] * 15
+    resident = fake_device.requested
+    manager.release_all()  # old handles do nothing
+    manager.prefetch_layer(0)
+    assert parking.park().decision.verdict == "keep"
+    assert fake_device.requested == resident
+    assert torch.equal(component(tokens), expected)
