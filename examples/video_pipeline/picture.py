@@ -35,13 +35,15 @@ def draw(large: Run, without: Run, with_parking: Run, path: Path) -> None:
             _out_of_memory(panel, run)
             if run is without:
                 end = max(end, _rest_on_a_large_card(panel, run, large))
-        panel.axhline(run.card / MiB, color=_CAPACITY, linewidth=1.5, linestyle="--", label="capacity of the card")
+        panel.axhline(
+            run.card / MiB, color=_CAPACITY, linewidth=1.5, linestyle="--", label=f"capacity: {mib(run.card)}"
+        )
         panel.legend(loc="upper left", ncols=4, framealpha=1)
         _parked(panel, run)
     for panel, run in ((upper, without), (lower, with_parking)):
         _stages(panel, run, total=end)
-    highest = max(run.card for run in (without, with_parking))
-    highest = max(highest, *(stage.peak for stage in large.stages))
+    most = large.hungriest_stage.peak
+    highest = max(most, with_parking.card) if with_parking.card < 2 * most else most
     upper.set_ylim(0, highest / MiB * 1.3)
     upper.set_xlim(0, end)
     lower.set_xlabel("seconds")

@@ -11,7 +11,13 @@ _COLUMNS = ("stage", "seconds", "peak", "headroom", "decision", "parked", "moved
 
 
 def mib(size: float) -> str:
-    """``size`` bytes in MiB, or in GiB from 1 GiB on."""
+    """``size`` bytes in MiB; in a smaller or larger unit only where MiB would not tell."""
+    if size == 0:
+        return "0"
+    if size < 1024:
+        return f"{size:.0f} B"
+    if size < MiB / 10:
+        return f"{size / 1024:.1f} KiB"
     return f"{size / MiB:.1f} MiB" if size < 1024 * MiB else f"{size / 1024 / MiB:.1f} GiB"
 
 
