@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
 from park_core.layerwise import LayerwiseOffloadManager, find_layers
-from park_core.parking import Parking, moving
+from park_core.parking import Parking, moving, use_lock
 from park_core.report import ParkReport, RestoreReport
 from park_core.survey import owned_tensors, survey
 
@@ -86,7 +86,7 @@ def configure(
 ) -> OffloadedComponent:
     """Put a component under layerwise offload, or put it there anew with other settings."""
     name = component_name or type(module).__name__
-    with moving:
+    with use_lock(module), moving:
         for layers in layer_names:
             find_layers(module, layers)  # names first: nothing is touched for a typing error
         if refusal := survey(module, name).refusal:
@@ -104,7 +104,7 @@ def configure(
 
 def disable(module: nn.Module) -> None:
     """End the offload of a component; without one nothing happens."""
-    with moving:
+    with use_lock(module), moving:
         if (offload := _offloads.get(module)) is not None:
             offload.remove()  # which may run out of memory; then the offload goes on
             del _offloads[module]

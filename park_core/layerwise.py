@@ -237,8 +237,8 @@ class LayerwiseOffloadManager:
     def _write_back(self, index: int, group: StorageGroup, versions: list[int]) -> None:
         """Save in-place writes and replaced data.
 
-        A write through ``.data`` leaves no trace. It is looked for only where there was time to make one: in layers that
-        stay, not in those that come and go with each forward.
+        A write through ``.data`` leaves no trace. It is looked for only where there was time to make one: in layers
+        that stay, not in those that come and go with each forward.
         """
         for view, tensor in list(group.tensors()):
             storage = tensor.untyped_storage()

@@ -29,14 +29,22 @@ from park_core.storage import GroupState, StorageGroup
 from park_core.survey import Survey, survey, viewed_elsewhere
 from park_core.transfer import Transfer, backend_of, transfer
 
-__all__ = ["Parking", "moving"]
+__all__ = ["Parking", "moving", "use_lock"]
 
 logger = logging.getLogger(__name__)
 
 moving = threading.RLock()
 """Held while weights move. One for all components: they can share weights, and they do share the link to the device."""
 
+_use_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
 _parkings: weakref.WeakSet[Parking] = weakref.WeakSet()
+
+
+def use_lock(module: nn.Module) -> threading.RLock:
+    """Held during a use of a component: parking it waits for the end of the use. Always taken before ``moving``."""
+    with moving:
+        return _use_locks.setdefault(module, threading.RLock())
 
 
 class Parking:
@@ -76,7 +84,7 @@ class Parking:
         Args:
             need: bytes that the next stage needs. Decides instead of the significance.
         """
-        with moving:
+        with use_lock(self.module), moving:
             started = time.perf_counter()
             if self.closed:
                 reason = "this parking was closed; it does nothing any more"
@@ -170,7 +178,7 @@ class Parking:
 
     def restore(self) -> RestoreReport:
         """Bring every parked weight back to its device. Without a parked weight nothing is allocated and copied."""
-        with moving:
+        with use_lock(self.module), moving:
             started = time.perf_counter()
             report = RestoreReport(component=self.component)
             if self.closed:
@@ -246,7 +254,7 @@ class Parking:
 
     def close(self) -> RestoreReport:
         """Restore everything and drop the host copies. From now on this object does nothing."""
-        with moving:
+        with use_lock(self.module), moving:
             report = self.restore()
             for group in survey(self.module, self.component).resident:
                 if not group.streamed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from park_core.component import OffloadedComponent, offload_of
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
 from park_core.memory import device_headroom
-from park_core.parking import Parking
+from park_core.parking import Parking, use_lock
 from park_core.report import ParkReport, RestoreReport
 from park_core.sizes import parse_size
 
@@ -164,7 +163,6 @@ class ComponentResidencyManager:
             name: LayerwiseOffloadStrategy() if offload_of(module) else ResidentStrategy()
             for name, module in self.components.items()
         } | dict(strategies or {})
-        self._locks = {name: threading.RLock() for name in self.components}
         self._depth = dict.fromkeys(self.components, 0)
 
     @property
@@ -208,7 +206,7 @@ class ComponentResidencyManager:
             preferred=preferred,
         )
         module, strategy = self.components[name], self.strategies[name]
-        with self._locks[name]:
+        with use_lock(module):
             if self._depth[name]:
                 yield module
                 return
@@ -229,14 +227,14 @@ class ComponentResidencyManager:
     def finish_request(self) -> None:
         """The request is over: every component that was used becomes what its strategy says."""
         for name, use in self._state.uses.items():
-            with self._locks[name]:
-                module, preferred = self.components[name], use.preferred
+            module, preferred = self.components[name], use.preferred
+            with use_lock(module):
                 self.strategies[name].finish_request(module, use, self._state, preferred=preferred)
 
     def prefetch(self, name: str) -> None:
         """Start to make a component ready that is used next."""
         use = ComponentUse(component_name=name)
-        with self._locks[name]:
+        with use_lock(self.components[name]):
             self._state.uses.setdefault(name, use)
             self.strategies[name].prefetch_for_use(self.components[name], use, self._state)
 
@@ -250,10 +248,14 @@ class ComponentResidencyManager:
         for name, module in self.components.items():
             if device_headroom(device).bytes >= need:
                 return
-            offload = offload_of(module)
-            if offload is not None and not self._depth[name]:
+            offload, lock = offload_of(module), use_lock(module)
+            if offload is None or self._depth[name] or not lock.acquire(blocking=False):  # it is in use
+                continue
+            try:
                 offload.release_layers()
                 self._state.reports.append(offload.park(need=need))
+            finally:
+                lock.release()
 
     def _finish_after(self, failure: BaseException, use: ComponentUse) -> None:
         """The stage failed: still make its component idle. A second failure must not hide the first."""

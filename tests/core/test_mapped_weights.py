@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, non_layer_weights, snapshot
 
+from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, non_layer_weights, snapshot
 from park_core import StaleMappingError
 from park_core.storage import group_of
 from pytest_park.fakegpu import FakeDevice
