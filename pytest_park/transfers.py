@@ -56,8 +56,8 @@ class TransferBenchmark:
         *,
         bytes: int | str,
         direction: Direction,
-        setup: Callable[[], None] | None = None,
-        teardown: Callable[[], None] | None = None,
+        setup: Callable[[], object] | None = None,
+        teardown: Callable[[], object] | None = None,
         rounds: int = 10,
         warmup_rounds: int = 1,
     ) -> R:

@@ -1,13 +1,22 @@
 """Park and restore, beside a loop that does nothing but copy the same weights."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 
-from park_core import OffloadConfig, layerwise_offloadable
+from park_core import LayerwiseOffloadableModuleMixin, OffloadConfig
 from pytest_park.sizes import KiB, MiB
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from pytest_park.devices import ParkDevice
+    from pytest_park.transfers import TransferBenchmark
 
 
 @dataclass(frozen=True)
@@ -29,42 +38,47 @@ CUTS = {
 }
 
 
-class Component(nn.Module):
+class Component(LayerwiseOffloadableModuleMixin, nn.Module):
     """Two streamed layers, and the non-layer weights that the benchmarks are about."""
 
-    def __init__(self, weights):
+    layer_names = ("layers",)
+
+    def __init__(self, weights: Weights) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
         for number in range(weights.count):
             weight = torch.full((weights.size // 2,), number % 100, dtype=torch.bfloat16)
             self.register_parameter(f"weight_{number}", nn.Parameter(weight, requires_grad=False))
 
-    def non_layer_weights(self):
+    def non_layer_weights(self) -> list[nn.Parameter]:
         return [weight for name, weight in self.named_parameters() if name.startswith("weight_")]
 
 
-@pytest.fixture(params=CUTS.values(), ids=CUTS.keys())
-def weights(request, benchmark):
+@pytest.fixture(params=list(CUTS.values()), ids=list(CUTS))
+def weights(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Weights:
     benchmark.group = f"{request.node.originalname.split('_')[1]}, {request.node.callspec.id}"
-    return request.param
+    chosen: Weights = request.param
+    return chosen
 
 
 @pytest.fixture
-def component(weights, park_device):
+def component(weights: Weights, park_device: ParkDevice) -> Component:
     return Component(weights).to(park_device.device)
 
 
-def offloaded(component, park_device, *, keep_host_copies):
+def offload(component: Component, park_device: ParkDevice, *, keep_host_copies: bool) -> None:
     config = OffloadConfig(parking="always", keep_host_copies=keep_host_copies)
-    return layerwise_offloadable(component, ["layers"], config=config, device=park_device.device)
+    component.configure_layerwise_offload(config, device=park_device.device)
 
 
-def intact(component):
+def intact(component: Component) -> bool:
     return all(bool((weight == number % 100).all()) for number, weight in enumerate(component.non_layer_weights()))
 
 
-def test_park(transfer_benchmark, component, weights, park_device):
-    offloaded(component, park_device, keep_host_copies=False)
+def test_park(
+    transfer_benchmark: TransferBenchmark, component: Component, weights: Weights, park_device: ParkDevice
+) -> None:
+    offload(component, park_device, keep_host_copies=False)
     report = transfer_benchmark(
         component.park_non_layer_weights,
         setup=component.restore_non_layer_weights,
@@ -76,9 +90,11 @@ def test_park(transfer_benchmark, component, weights, park_device):
     assert intact(component)
 
 
-def test_park_unchanged_weights(transfer_benchmark, component, weights, park_device):
+def test_park_unchanged_weights(
+    transfer_benchmark: TransferBenchmark, component: Component, weights: Weights, park_device: ParkDevice
+) -> None:
     """The host copies are still right: that is found out on the device, and nothing is transferred."""
-    offloaded(component, park_device, keep_host_copies=True)
+    offload(component, park_device, keep_host_copies=True)
     component.park_non_layer_weights()
     report = transfer_benchmark(
         component.park_non_layer_weights,
@@ -92,7 +108,7 @@ def test_park_unchanged_weights(transfer_benchmark, component, weights, park_dev
     assert intact(component)
 
 
-def test_park_by_a_bare_copy(transfer_benchmark, component, weights):
+def test_park_by_a_bare_copy(transfer_benchmark: TransferBenchmark, component: Component, weights: Weights) -> None:
     copies = transfer_benchmark(
         lambda: [weight.detach().to("cpu", copy=True) for weight in component.non_layer_weights()],
         bytes=weights.bytes,
@@ -101,8 +117,10 @@ def test_park_by_a_bare_copy(transfer_benchmark, component, weights):
     assert len(copies) == weights.count
 
 
-def test_restore(transfer_benchmark, component, weights, park_device):
-    offloaded(component, park_device, keep_host_copies=True)
+def test_restore(
+    transfer_benchmark: TransferBenchmark, component: Component, weights: Weights, park_device: ParkDevice
+) -> None:
+    offload(component, park_device, keep_host_copies=True)
     report = transfer_benchmark(
         component.restore_non_layer_weights,
         setup=component.park_non_layer_weights,
@@ -113,7 +131,9 @@ def test_restore(transfer_benchmark, component, weights, park_device):
     assert intact(component)
 
 
-def test_restore_by_a_bare_copy(transfer_benchmark, component, weights, park_device):
+def test_restore_by_a_bare_copy(
+    transfer_benchmark: TransferBenchmark, component: Component, weights: Weights, park_device: ParkDevice
+) -> None:
     copies = [weight.detach().to("cpu", copy=True) for weight in component.non_layer_weights()]
     restored = transfer_benchmark(
         lambda: [copy.to(park_device.device) for copy in copies],

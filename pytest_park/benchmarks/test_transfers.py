@@ -1,9 +1,22 @@
 """Bare copies of one tensor between host and device: what everything else is compared with."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from pytest_park.sizes import parse_size
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from pytest_park.devices import ParkDevice
+    from pytest_park.transfers import TransferBenchmark
+
+HostMemory = Callable[[int], torch.Tensor]
 
 SIZES = ["64 KiB", "1 MiB", "16 MiB", "128 MiB"]
 
@@ -11,10 +24,10 @@ by_size = pytest.mark.parametrize("size", SIZES, ids=[size.replace(" ", "-") for
 
 
 @pytest.fixture(params=["pageable", "pinned"])
-def host_memory(request, park_device):
+def host_memory(request: pytest.FixtureRequest, park_device: ParkDevice) -> HostMemory:
     """A function that gives a host tensor of some bytes in this kind of memory."""
 
-    def make(size):
+    def make(size: int) -> torch.Tensor:
         tensor = torch.ones(size, dtype=torch.uint8)
         return tensor.pin_memory() if request.param == "pinned" else tensor
 
@@ -22,7 +35,13 @@ def host_memory(request, park_device):
 
 
 @by_size
-def test_h2d(transfer_benchmark, benchmark, park_device, host_memory, size):
+def test_h2d(
+    transfer_benchmark: TransferBenchmark,
+    benchmark: BenchmarkFixture,
+    park_device: ParkDevice,
+    host_memory: HostMemory,
+    size: str,
+) -> None:
     benchmark.group = f"host to device, {size}"
     host = host_memory(parse_size(size))
     target = torch.empty_like(host, device=park_device.device)
@@ -31,7 +50,13 @@ def test_h2d(transfer_benchmark, benchmark, park_device, host_memory, size):
 
 
 @by_size
-def test_d2h(transfer_benchmark, benchmark, park_device, host_memory, size):
+def test_d2h(
+    transfer_benchmark: TransferBenchmark,
+    benchmark: BenchmarkFixture,
+    park_device: ParkDevice,
+    host_memory: HostMemory,
+    size: str,
+) -> None:
     benchmark.group = f"device to host, {size}"
     target = host_memory(parse_size(size))
     source = torch.full_like(target, 2, device=park_device.device)
