@@ -28,6 +28,7 @@ LARGE_SEGMENT = 20 * MIB  # kLargeBuffer
 MIN_LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: between 1 and 10 MiB may use a kLargeBuffer
 ROUND_LARGE = 2 * MIB  # kRoundLarge
 FIRST_ADDRESS = 0x7F00_0000_0000
+_ADDRESS_BITS = 48
 
 
 class OutOfDeviceMemory(Exception):
@@ -38,18 +39,22 @@ class OutOfDeviceMemory(Exception):
         self.requested = requested
 
 
-@dataclass(eq=False, slots=True)
 class Block:
-    """A stretch of a segment; *requested* is 0 while it is free."""
+    """A stretch of a segment; *requested* is 0 while it is free, *uses* are the other streams that work on it."""
 
-    address: int
-    size: int
-    segment: Segment
-    requested: int = 0
-    stream: int = 0
-    previous: Block | None = None
-    following: Block | None = None
-    uses: set[int] = field(default_factory=set)
+    __slots__ = ("address", "following", "previous", "requested", "segment", "size", "stream", "uses")
+
+    def __init__(
+        self, address: int, size: int, segment: Segment, stream: int, previous: Block | None, following: Block | None
+    ) -> None:
+        self.address = address
+        self.size = size
+        self.segment = segment
+        self.stream = stream
+        self.previous = previous
+        self.following = following
+        self.requested = 0
+        self.uses: set[int] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +63,7 @@ class Segment:
 
     address: int
     size: int
-    small: bool
+    pool: Pool
     stream: int
     first: Block = field(init=False)
 
@@ -69,43 +74,126 @@ class Segment:
             block = block.following
 
 
-class Counter:
-    """One row of ``torch.cuda.memory_stats``: what there is, how much it ever was, and all that came."""
+class FreeList:
+    """Free blocks, smallest first, at equal size lowest address first: the order of ``BlockComparatorSize``.
 
-    __slots__ = ("allocated", "current", "peak")
+    Size and address are one number, because numbers compare faster than pairs.
+    """
 
-    def __init__(self) -> None:
-        self.current = self.peak = self.allocated = 0
-
-    def rise(self, amount: int) -> None:
-        self.allocated += amount
-        self.current += amount
-        if self.current > self.peak:
-            self.peak = self.current
-
-    def measures(self) -> dict[str, int]:
-        """The four columns of the row; what was freed is what came and is not there."""
-        freed = self.allocated - self.current
-        return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": freed}
-
-
-class Counters:
-    """The rows that torch keeps for a pool, and once more for both together."""
-
-    __slots__ = ("allocated_bytes", "allocation", "requested_bytes", "reserved_bytes", "segment")
+    __slots__ = ("_blocks", "_order")
 
     def __init__(self) -> None:
+        self._order: list[int] = []
+        self._blocks: dict[int, Block] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, block: Block) -> None:
+        key = block.size << _ADDRESS_BITS | block.address
+        self._blocks[key] = block
+        insort(self._order, key)
+
+    def remove(self, block: Block) -> None:
+        key = block.size << _ADDRESS_BITS | block.address
+        del self._blocks[key]
+        del self._order[bisect_left(self._order, key)]
+
+    def take(self, size: int) -> Block | None:
+        """The first block of at least *size*, out of the list."""
+        place = bisect_left(self._order, size << _ADDRESS_BITS)
+        return self._blocks.pop(self._order.pop(place)) if place < len(self._order) else None
+
+
+class Pool:
+    """The counts of one pool as ``torch.cuda.memory_stats`` has them: what is there, how much it ever was at once, and
+    all that came. What was freed is what came and is not there."""
+
+    __slots__ = (
+        "free", "minimum_rest",
+        "blocks", "blocks_peak", "blocks_came", "size", "size_peak", "size_came", "requested", "requested_peak",
+        "requested_came", "segments", "segments_peak", "segments_came", "reserved", "reserved_peak", "reserved_came",
+    )  # fmt: skip
+
+    #: torch's name of each row; without frees that wait for an event, active and allocated are the same thing
+    ROWS = (
+        ("allocation", "blocks"), ("allocated_bytes", "size"), ("active", "blocks"), ("active_bytes", "size"),
+        ("requested_bytes", "requested"), ("segment", "segments"), ("reserved_bytes", "reserved"),
+    )  # fmt: skip
+
+    def __init__(self, minimum_rest: int) -> None:
         for name in self.__slots__:
-            setattr(self, name, Counter())
+            setattr(self, name, 0)
+        self.minimum_rest = minimum_rest
+        self.free = {}
 
-    allocation: Counter
-    allocated_bytes: Counter
-    requested_bytes: Counter
-    segment: Counter
-    reserved_bytes: Counter
+    #: Free blocks by stream; each list is sorted by size, then address (``BlockComparatorSize``), in one number.
+    free: dict[int, FreeList]
+    #: What a block must have left over to be split (``should_split``).
+    minimum_rest: int
+    blocks: int
+    blocks_peak: int
+    blocks_came: int
+    size: int
+    size_peak: int
+    size_came: int
+    requested: int
+    requested_peak: int
+    requested_came: int
+    segments: int
+    segments_peak: int
+    segments_came: int
+    reserved: int
+    reserved_peak: int
+    reserved_came: int
 
-    def rows(self) -> dict[str, Counter]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    def take(self, size: int, requested: int) -> None:
+        """One block more. Written out, because every operator pays for it twice."""
+        self.blocks_came += 1
+        self.size_came += size
+        self.requested_came += requested
+        self.blocks = blocks = self.blocks + 1
+        self.size = size = self.size + size
+        self.requested = requested = self.requested + requested
+        if size > self.size_peak:
+            self.size_peak = size
+        if blocks > self.blocks_peak:
+            self.blocks_peak = blocks
+        if requested > self.requested_peak:
+            self.requested_peak = requested
+
+    def give(self, size: int, requested: int) -> None:
+        self.blocks -= 1
+        self.size -= size
+        self.requested -= requested
+
+    def reserve(self, size: int) -> None:
+        self.segments += 1
+        self.segments_came += 1
+        self.segments_peak = max(self.segments_peak, self.segments)
+        self.reserved += size
+        self.reserved_came += size
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def unreserve(self, size: int) -> None:
+        self.segments -= 1
+        self.reserved -= size
+
+    def reset_peaks(self) -> None:
+        for _, name in self.ROWS:
+            setattr(self, f"{name}_peak", getattr(self, name))
+
+    def reset_accumulated(self) -> None:
+        for _, name in self.ROWS:
+            setattr(self, f"{name}_came", getattr(self, name))
+
+    def rows(self) -> dict[str, dict[str, int]]:
+        """By torch's names: ``{"allocated_bytes": {"current": …, "peak": …, "allocated": …, "freed": …}, …}``."""
+        found = {}
+        for row, name in self.ROWS:
+            current, peak, came = (getattr(self, f"{name}{kind}") for kind in ("", "_peak", "_came"))
+            found[row] = {"current": current, "peak": peak, "allocated": came, "freed": came - current}
+        return found
 
 
 def rounded(nbytes: int) -> int:
@@ -125,52 +213,51 @@ def segment_size(size: int) -> int:
 class CachingAllocator:
     """The blocks of one device. Bytes everywhere; addresses are made up.
 
-    ``free`` may be called from a garbage collection in the middle of anything, also of ``allocate`` in the same thread.
+    `free` may be called from a garbage collection in the middle of anything, also of `allocate` in the same thread.
     So it only queues the block, and whoever looks next, under the lock, puts the queue in order first.
     """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.all, self.small, self.large = Counters(), Counters(), Counters()
+        self.all, self.small, self.large = Pool(0), Pool(MIN_BLOCK), Pool(SMALL_REQUEST + 1)
         self.retries = 0
         self.out_of_memory_count = 0
         self._lock = threading.RLock()
         self._freed: deque[Block] = deque()
-        # free blocks by (pool is small, stream), each list sorted by (size, address): std::set with BlockComparatorSize
-        self._free: dict[tuple[bool, int], list[tuple[int, int, Block]]] = {}
+        #: Give a block back; safe at any point of any thread, because it only queues it.
+        self.free = self._freed.append
         self._waiting: list[Block] = []  # freed, but another stream may still work on them
         self._segments: dict[int, Segment] = {}
         self._next_address = FIRST_ADDRESS
 
-    # -- the two hot paths -------------------------------------------------------------------------------------------
+    # -- the hot path -------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
         """A block for *nbytes* (> 0) on *stream*; raises `OutOfDeviceMemory`."""
         with self._lock:
-            self._settle()
-            size = MIN_BLOCK if nbytes < MIN_BLOCK else -(-nbytes // MIN_BLOCK) * MIN_BLOCK
-            is_small = size <= SMALL_REQUEST
-            block = self._take_free(size, is_small, stream) or self._take_new(size, is_small, stream)
-            rest = block.size - size
-            if rest >= MIN_BLOCK if is_small else rest > SMALL_REQUEST:  # should_split
-                self._split(block, size, is_small, stream)
+            if self._freed:
+                self._settle()
+            size = (nbytes + MIN_BLOCK - 1) & -MIN_BLOCK
+            pool = self.small if size <= SMALL_REQUEST else self.large
+            free = pool.free.get(stream)
+            block = free.take(size) if free else None
+            if block is None:
+                block = self._new_segment(size, pool, stream)
+            if block.size - size >= pool.minimum_rest:
+                self._split(block, size, pool, stream)
+            else:
+                size = block.size
             block.requested = nbytes
-            size = block.size
-            for counters in (self.all, self.small if is_small else self.large):
-                counters.allocation.rise(1)
-                counters.allocated_bytes.rise(size)
-                counters.requested_bytes.rise(nbytes)
+            pool.take(size, nbytes)
+            self.all.take(size, nbytes)
             return block
-
-    def free(self, block: Block) -> None:
-        """Give *block* back; safe at any point of any thread."""
-        self._freed.append(block)
 
     def stream_reached(self, stream: int) -> None:
         """All work of *stream* is done: what waited for it is free (``process_events``)."""
         with self._lock:
             self._settle()
-            for block in [block for block in self._waiting if stream in block.uses]:
+            for block in [block for block in self._waiting if block.uses and stream in block.uses]:
+                assert block.uses is not None
                 block.uses.discard(stream)
                 if not block.uses:
                     self._waiting.remove(block)
@@ -182,7 +269,7 @@ class CachingAllocator:
             self._settle()
             waiting, self._waiting = self._waiting, []
             for block in waiting:
-                block.uses.clear()
+                block.uses = None
                 self._make_free(block)
 
     # -- what can be asked --------------------------------------------------------------------------------------------
@@ -191,18 +278,18 @@ class CachingAllocator:
     def allocated(self) -> int:
         """Bytes in blocks that are in use, rounding included (``memory_allocated``)."""
         self.settle()
-        return self.all.allocated_bytes.current
+        return self.all.size
 
     @property
     def requested(self) -> int:
         """Bytes in use as they were asked for, without rounding."""
         self.settle()
-        return self.all.requested_bytes.current
+        return self.all.requested
 
     @property
     def reserved(self) -> int:
         """Bytes that the driver gave and has not got back (``memory_reserved``)."""
-        return self.all.reserved_bytes.current
+        return self.all.reserved
 
     def settle(self) -> None:
         """Put all queued frees in order."""
@@ -215,13 +302,12 @@ class CachingAllocator:
             self._settle()
             given = 0
             for segment in [s for s in self._segments.values() if s.first.following is None and not s.first.requested]:
-                self._remove_free(segment.first)
+                segment.pool.free[segment.stream].remove(segment.first)
                 del self._segments[segment.address]
                 self.driver.give_back(segment.size)
                 given += segment.size
-                for counters in (self.all, self.small if segment.small else self.large):
-                    counters.segment.current -= 1
-                    counters.reserved_bytes.current -= segment.size
+                self.all.unreserve(segment.size)
+                segment.pool.unreserve(segment.size)
             return given
 
     def segments(self) -> list[Segment]:
@@ -231,33 +317,29 @@ class CachingAllocator:
             return sorted(self._segments.values(), key=lambda segment: segment.address)
 
     def reset_peaks(self) -> None:
-        for counters in (self.all, self.small, self.large):
-            for row in counters.rows().values():
-                row.peak = row.current
+        for pool in (self.all, self.small, self.large):
+            pool.reset_peaks()
 
     def reset_accumulated(self) -> None:
-        for counters in (self.all, self.small, self.large):
-            for row in counters.rows().values():
-                row.allocated = row.current
+        for pool in (self.all, self.small, self.large):
+            pool.reset_accumulated()
         self.retries = self.out_of_memory_count = 0
 
     def statistics(self) -> dict[str, Any]:
         """The keys of ``torch.cuda.memory_stats`` that the model knows."""
         self.settle()
         found: dict[str, Any] = {}
-        for pool, counters in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
-            rows = counters.rows()
-            # without frees that wait for an event, active and allocated are the same thing
-            rows["active"], rows["active_bytes"] = rows["allocation"], rows["allocated_bytes"]
-            for name, row in rows.items():
-                found |= {f"{name}.{pool}.{measure}": value for measure, value in row.measures().items()}
-            inactive = [b for b in self._split_free_blocks() if pool == "all" or b.segment.small == (pool[0] == "s")]
-            found[f"inactive_split.{pool}.current"] = len(inactive)
-            found[f"inactive_split_bytes.{pool}.current"] = sum(block.size for block in inactive)
+        unused = self._split_free_blocks()
+        for name, pool in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
+            for row, measures in pool.rows().items():
+                found |= {f"{row}.{name}.{measure}": value for measure, value in measures.items()}
+            inactive = [block for block in unused if pool is self.all or block.segment.pool is pool]
+            found[f"inactive_split.{name}.current"] = len(inactive)
+            found[f"inactive_split_bytes.{name}.current"] = sum(block.size for block in inactive)
         found["num_alloc_retries"] = self.retries
         found["num_ooms"] = self.out_of_memory_count
-        found["num_device_alloc"] = self.all.segment.allocated
-        found["num_device_free"] = self.all.segment.measures()["freed"]
+        found["num_device_alloc"] = self.all.segments_came
+        found["num_device_free"] = self.all.segments_came - self.all.segments
         return dict(sorted(found.items()))
 
     def _split_free_blocks(self) -> list[Block]:
@@ -277,16 +359,7 @@ class CachingAllocator:
         while freed:
             self._free_block(freed.popleft())
 
-    def _take_free(self, size: int, is_small: bool, stream: int) -> Block | None:
-        free = self._free.get((is_small, stream))
-        if not free:
-            return None
-        place = bisect_left(free, (size,))
-        if place == len(free):
-            return None
-        return free.pop(place)[2]
-
-    def _take_new(self, size: int, is_small: bool, stream: int) -> Block:
+    def _new_segment(self, size: int, pool: Pool, stream: int) -> Block:
         wanted = segment_size(size)
         if not self.driver.take(wanted):
             self.retries += 1
@@ -294,52 +367,52 @@ class CachingAllocator:
             if not self.driver.take(wanted):
                 self.out_of_memory_count += 1
                 raise OutOfDeviceMemory(wanted)
-        segment = Segment(self._next_address, wanted, is_small, stream)
+        segment = Segment(self._next_address, wanted, pool, stream)
         self._next_address += wanted
-        segment.first = Block(segment.address, wanted, segment, stream=stream)
+        segment.first = Block(segment.address, wanted, segment, stream, None, None)
         self._segments[segment.address] = segment
-        for counters in (self.all, self.small if is_small else self.large):
-            counters.segment.rise(1)
-            counters.reserved_bytes.rise(wanted)
+        self.all.reserve(wanted)
+        pool.reserve(wanted)
         return segment.first
 
-    def _split(self, block: Block, size: int, is_small: bool, stream: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.segment, 0, stream, block, block.following)
-        if block.following is not None:
-            block.following.previous = rest
+    def _split(self, block: Block, size: int, pool: Pool, stream: int) -> None:
+        after = block.following
+        rest = Block(block.address + size, block.size - size, block.segment, stream, block, after)
+        if after is not None:
+            after.previous = rest
         block.following = rest
         block.size = size
-        insort(self._free.setdefault((is_small, stream), []), (rest.size, rest.address, rest))
+        free = pool.free.get(stream)
+        if free is None:
+            free = pool.free[stream] = FreeList()
+        free.add(rest)
 
     def _free_block(self, block: Block) -> None:
-        is_small = block.segment.small
-        for counters in (self.all, self.small if is_small else self.large):
-            counters.allocation.current -= 1
-            counters.allocated_bytes.current -= block.size
-            counters.requested_bytes.current -= block.requested
+        block.segment.pool.give(block.size, block.requested)
+        self.all.give(block.size, block.requested)
         if block.uses:
             self._waiting.append(block)
         else:
             self._make_free(block)
 
     def _make_free(self, block: Block) -> None:
-        block.requested = 0
+        block.requested, block.uses = 0, None
+        pool = block.segment.pool
+        free = pool.free.get(block.stream)
+        if free is None:
+            free = pool.free[block.stream] = FreeList()
         before, after = block.previous, block.following
         if before is not None and not before.requested:
-            self._remove_free(before)
+            free.remove(before)
             before.size += block.size
             before.following = after
             if after is not None:
                 after.previous = before
             block = before
         if after is not None and not after.requested:
-            self._remove_free(after)
+            free.remove(after)
             block.size += after.size
-            block.following = after.following
-            if after.following is not None:
-                after.following.previous = block
-        insort(self._free.setdefault((block.segment.small, block.stream), []), (block.size, block.address, block))
-
-    def _remove_free(self, block: Block) -> None:
-        free = self._free[block.segment.small, block.stream]
-        del free[bisect_left(free, (block.size, block.address))]
+            block.following = following = after.following
+            if following is not None:
+                following.previous = block
+        free.add(block)

@@ -60,6 +60,7 @@ class FakeDevice:
         self._driver = Driver(memory)
         self.allocator = CachingAllocator(self._driver)
         self.entries: dict[int, Entry] = {}
+        self.freed = self.allocator.free
         self.transfers: list[Transfer] = []
         self.generator = Generator(self.device)
         self.memory_log: list[MemorySample] = []
@@ -108,12 +109,12 @@ class FakeDevice:
     def peak_allocated(self) -> int:
         """The highest `allocated` since activation or `reset_peak`."""
         self.allocator.settle()
-        return self.allocator.all.allocated_bytes.peak
+        return self.allocator.all.size_peak
 
     @property
     def allocations(self) -> int:
         """How many allocations there were so far."""
-        return self.allocator.all.allocation.allocated
+        return self.allocator.all.blocks_came
 
     def reset_peak(self) -> None:
         """Start a new measurement of the peaks from what is live now."""
@@ -223,16 +224,15 @@ class FakeDevice:
         """A block of device memory; raises ``torch.OutOfMemoryError`` with the numbers that CUDA gives."""
         if self._allocation_fuse.armed:
             self._allocation_fuse.check()
-        recording = self._recording_since is not None
-        if recording:
-            self._sample()  # frees are noticed at the next event: what was live just before this one
         try:
+            if self._recording_since is None:
+                return self.allocator.allocate(nbytes, active.stream(self.index))
+            self._sample()  # frees are noticed at the next event: what was live just before this one
             block = self.allocator.allocate(nbytes, active.stream(self.index))
+            self._sample()
+            return block
         except OutOfDeviceMemory as shortage:
             raise torch.OutOfMemoryError(self._out_of_memory(nbytes, shortage.requested)) from None
-        if recording:
-            self._sample()
-        return block
 
     def copied(self, kind: Literal["h2d", "d2h", "d2d"], nbytes: int, *, pinned: bool, blocking: bool) -> None:
         """Note a copy that is about to happen; fails if it was asked to."""

@@ -142,7 +142,7 @@ def memory_reserved(device: Device = None) -> int:
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    return _card(device).allocator.all.reserved_bytes.peak
+    return _card(device).allocator.all.reserved_peak
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:

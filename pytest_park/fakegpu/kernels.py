@@ -7,7 +7,7 @@ only look at sizes and strides (views) run on the device tensors themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from .tensors import host_view
 
 Kernel = Callable[..., Any]
 
+_PLAIN = frozenset((int, float, bool, type(None), torch.dtype, torch.layout, torch.memory_format, str, complex))
 _HOST_KEY = DispatchKeySet(DispatchKey.CPU)
 _kernels: dict[OpOverload, Kernel] = {}
 _libraries: list[torch.library.Library] = []
@@ -84,18 +85,52 @@ def _on_host_views(op: OpOverload) -> Kernel:
     takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or takes_generator:
+            return with_all_cases(args, kwargs)
+        # the common case, written out: device tensors of one device and plain values in, one tensor out
+        index = -1
+        host_args: list[Any] = []
+        previous = None  # ``x * x`` and ``x + x`` need one view
+        for value in args:
+            if isinstance(value, Tensor):
+                at = value.get_device()
+                if at != index:
+                    if at < 0 or index >= 0:
+                        return with_all_cases(args, kwargs)
+                    index = at
+                host_args.append(host_args[-1] if value is previous else host_view(value))
+                previous = value
+            elif type(value) in _PLAIN:
+                host_args.append(value)
+            else:
+                return with_all_cases(args, kwargs)
+        try:
+            result = run(*host_args)
+        except RuntimeError as error:
+            return with_numbers(error, host_args, kwargs, Call(op, args, host_args, index))
+        if type(result) is Tensor:
+            for position, value in enumerate(host_args):
+                if value is result:
+                    return args[position]
+            return adopt(result, index)
+        return Call(op, args, host_args, index).to_device(result)
+
+    def with_all_cases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(op)
         host_args = [call.to_host(value) for value in args]
-        if kwargs or takes_generator:
-            kwargs = call.to_host_by_name(kwargs, takes_generator)
+        host_kwargs = call.to_host_by_name(kwargs, takes_generator)
         if call.elsewhere:
             call.refuse_mixed_devices()
         try:
-            return call.to_device(run(*host_args, **kwargs))
+            result = run(*host_args, **host_kwargs)
         except RuntimeError as error:
-            if "Cast error details: Unable to cast" not in str(error):
-                raise
-        # torch hands a number that it wrapped as a tensor over as a number again; the name alone finds its overload
+            return with_numbers(error, host_args, host_kwargs, call)
+        return call.to_device(result)
+
+    def with_numbers(error: RuntimeError, host_args: list[Any], kwargs: dict[str, Any], call: Call) -> Any:
+        """torch hands a number that it wrapped as a tensor over as a number again; the name alone finds its overload."""
+        if "Cast error details: Unable to cast" not in str(error):
+            raise error
         return call.to_device(op.overloadpacket(*host_args, **kwargs))
 
     return kernel
@@ -136,11 +171,11 @@ class Call:
 
     __slots__ = ("elsewhere", "index", "op", "originals", "views")
 
-    def __init__(self, op: OpOverload) -> None:
+    def __init__(self, op: OpOverload, originals: Sequence[Any] = (), views: Sequence[Any] = (), index: int = -1) -> None:
         self.op = op
-        self.index = -1
-        self.originals: list[Tensor] = []
-        self.views: list[Tensor] = []
+        self.index = index
+        self.originals = list(originals)
+        self.views = list(views)
         self.elsewhere: list[Tensor] = []
 
     def to_host(self, value: Any) -> Any:

@@ -50,10 +50,10 @@ def _enter(storage: torch.UntypedStorage, block: Block, card: FakeDevice) -> Non
     card.entries[key] = entry
 
 
-def _left(entry: weakref.ref[torch.UntypedStorage]) -> None:
-    assert isinstance(entry, Entry)
-    entry.card.entries.pop(entry.key, None)
-    entry.card.allocator.free(entry.block)
+def _left(entry: Entry) -> None:
+    card = entry.card
+    del card.entries[entry.key]
+    card.freed(entry.block)
 
 
 def swap(card: FakeDevice, left: torch.UntypedStorage, right: torch.UntypedStorage) -> None:

@@ -78,19 +78,15 @@ def _empty_strided(
     return _fresh(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
 
 
-def _lazy_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The host view with the conjugation and negation that *tensor* has not carried out yet."""
-    view = host_view(tensor)
-    if tensor.is_conj():
-        view = view.conj()
-    return torch._neg_view(view) if tensor.is_neg() else view
-
-
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """``target.copy_(source)`` where at least one of the two is on a fake device."""
     on, to = source.device, target.device
-    host_source = _lazy_view(source) if on.type == "fakegpu" else source
-    host_target = _lazy_view(target) if to.type == "fakegpu" else target
+    host_source = host_view(source) if on.type == "fakegpu" else source
+    host_target = host_view(target) if to.type == "fakegpu" else target
+    if source.is_neg() and host_source is not source:
+        host_source = torch._neg_view(host_source)
+    if target.is_neg() and host_target is not target:
+        host_target = torch._neg_view(host_target)
     if on != to:
         _note_transfer(source, on, to, target, blocking=not non_blocking)
     try:
@@ -141,7 +137,7 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
     """The memory of *tensor* may not be reused before the work that *stream* has when it is freed."""
     entry = active.card(tensor.get_device()).entries.get(tensor.untyped_storage()._cdata)
     if entry is not None and stream.stream_id != entry.block.stream:
-        entry.block.uses.add(stream.stream_id)
+        entry.block.uses = {*(entry.block.uses or ()), stream.stream_id}
 
 
 def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

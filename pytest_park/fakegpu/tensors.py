@@ -31,7 +31,7 @@ if sys.byteorder != "little":  # the two integers are written as one
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, shape, strides and dtype.
+    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, shape, strides, dtype, and lazy conjugation.
 
     For torch's kernels only: whoever holds it reads and writes "device memory" from the host.
     """
@@ -41,7 +41,10 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
         return _reinterpreted(tensor, _HOST)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = _HOST
     view = cast(torch.Tensor, _import(capsule))
-    return view if view.dtype is tensor.dtype else _reinterpreted(tensor, _HOST)
+    dtype = tensor.dtype
+    if view.dtype is not dtype:
+        return _reinterpreted(tensor, _HOST)
+    return view.conj() if dtype.is_complex and tensor.is_conj() else view
 
 
 def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
@@ -53,7 +56,10 @@ def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
         return _reinterpreted(tensor, word)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
     view = cast(torch.Tensor, _import(capsule))
-    return view if view.dtype is tensor.dtype else _reinterpreted(tensor, word)
+    dtype = tensor.dtype
+    if view.dtype is not dtype:
+        return _reinterpreted(tensor, word)
+    return view.conj() if dtype.is_complex and tensor.is_conj() else view
 
 
 def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
