@@ -42,7 +42,7 @@ def install() -> None:
     generic = set(_registered_for("CompositeExplicitAutogradNonFunctional")) | set(
         _registered_for("CompositeExplicitAutograd")
     )
-    for qualified in sorted(generic.intersection(_registered_for("CPU")) - own_kernels.names()):
+    for qualified in sorted(generic.intersection(_registered_for("CPU")) - own_kernels.names() | _WHOLE):
         name, _, overload = qualified.removeprefix("aten::").partition(".")
         if qualified.startswith("aten::"):
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
@@ -72,7 +72,7 @@ def kernel_of(op: OpOverload) -> Kernel:
 
 def _on_device_tensors(op: OpOverload) -> Kernel:
     """Views share the storage of the device tensor, so the CPU's kernel gets that tensor and not a view of it."""
-    run = op.redispatch
+    run = op._handle.redispatch_boxed  # type: ignore[attr-defined]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return run(_HOST_KEY, *args, **kwargs)
@@ -229,6 +229,8 @@ class Call:
         )
 
 
+#: Composites of an allocation and a copy, so frequent in models that they run as one.
+_WHOLE = {"aten::clone", "aten::constant_pad_nd"}
 #: ``TensorAdvancedIndexing.cpp`` moves the indices of these to the device of what they index.
 _TAKE_HOST_INDICES = {f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_")}
 _INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)

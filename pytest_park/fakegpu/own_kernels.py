@@ -120,8 +120,10 @@ def _to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """``tensor.to(...)`` that copies. Non-blocking to the host it makes pinned memory, as on CUDA (``_to_copy``)."""
-    to = source.device if device is None else device
     memory_format = torch.preserve_format if memory_format is None else memory_format
+    to = source.device if device is None else device
+    if to == source.device:
+        return adopt(host_view(source).to(dtype or source.dtype, copy=True, memory_format=memory_format), to.index)
     target = torch.empty_like(
         source, dtype=dtype, device=to, memory_format=memory_format, pin_memory=non_blocking and to.type == "cpu"
     )
@@ -172,10 +174,8 @@ def _convolution(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     _same_device(input, weight, bias)
-    result = torch.convolution(
-        host_view(input), host_view(weight), None if bias is None else host_view(bias), *geometry
-    )
-    return adopt(result, input.get_device())
+    of_bias = None if bias is None else host_view(bias)
+    return adopt(torch.convolution(host_view(input), host_view(weight), of_bias, *geometry), input.get_device())
 
 
 def _convolution_backward(
@@ -192,12 +192,14 @@ def _convolution_backward(
     )
 
 
-def _same_device(*tensors: torch.Tensor | None) -> None:
-    devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
-    if len(devices) > 1:
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {' and '.join(devices[:2])}!"
-        )
+def _same_device(first: torch.Tensor, *others: torch.Tensor | None) -> None:
+    index = first.get_device()
+    for tensor in others:
+        if tensor is not None and tensor.get_device() != index:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{first.device} and {tensor.device}!"
+            )
 
 
 _KERNELS = {
