@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Sequence
 
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
+from park_core.guard import refresh_guards
 from park_core.layerwise import LayerwiseOffloadManager, find_layers
+from park_core.parked_tensor import show
 from park_core.parking import Parking, moving, use_lock
 from park_core.report import ParkReport, RestoreReport
+from park_core.storage import StorageGroup
 from park_core.survey import owned_tensors, survey
 
 __all__ = ["OffloadedComponent", "configure", "disable", "offload_of"]
@@ -38,14 +42,26 @@ class OffloadedComponent:
         self.name, self.config, self.device = name, config, device
         self.managers: list[LayerwiseOffloadManager] = []
         self.parking = Parking(module, name, config, device)
+        before = survey(module, name).resident
         try:
             for layers in layer_names:
                 manager = LayerwiseOffloadManager(module, layers, device=device, config=config, component_name=name)
                 self.managers.append(manager)
             self.parking.restore()
-        except BaseException:
-            self.remove()
+        except BaseException as failure:
+            self._undo(before)
+            traceback.clear_frames(failure.__traceback__)
             raise
+
+    def _undo(self, before: dict[StorageGroup, torch.UntypedStorage]) -> None:
+        """Configuring failed: what was resident before is so again, on the device or on the host."""
+        for manager in self.managers:
+            manager.remove()
+        for group, storage in before.items():
+            group.device, group.host, group.streamed = storage.device, None, False
+            show(group, storage)
+        refresh_guards(self.parking.module)
+        self.parking.retire()
 
     def park(self, *, need: int | None = None) -> ParkReport:
         return self.parking.park(need=need)

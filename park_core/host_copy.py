@@ -21,7 +21,8 @@ class HostCopy:
         storage: the bytes, exactly as many as the group has on the device.
         kind: ``pageable`` memory of our own; ``pinned`` memory of our own; ``adopted``: the storage that the weight had
             on the host before it first went to the device.
-        fingerprint: of the device bytes that these are a copy of; None once these may have been written to.
+        fingerprint: of the device bytes that these are a copy of; None if it is not known. A write to these while they
+            are the weight needs no new one: what comes to the device then differs, and is found out there.
         file: the checkpoint that an adopted storage is mapped from. Such a host copy costs no memory.
     """
 

@@ -76,11 +76,11 @@ class ParkedTensor(Tensor):
                 return func(*args, **kwargs)
             if isinstance(first, ParkedTensor):
                 if name in _METADATA:
-                    return func(_on_host(first), *args[1:], **kwargs)
+                    return func(truth(first), *args[1:], **kwargs)
                 if name == "detach":
                     return truth(first)
                 if name == "copy_":
-                    func(truth(first), *(_on_host(a) if is_parked(a) else a for a in args[1:]), **kwargs)
+                    func(truth(first), *(truth(a) if is_parked(a) else a for a in args[1:]), **kwargs)
                     return first
                 if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
                     return _converted(first, func, args[1:], kwargs)
@@ -118,13 +118,7 @@ def parked_group(tensor: Tensor) -> StorageGroup | None:
 
 
 def truth(tensor: Tensor) -> Tensor:
-    """The host copy of a parked tensor, seen as the tensor sees its device bytes. The caller may write to it."""
-    group, _, _ = tensor._parked  # type: ignore[attr-defined]
-    group.host.fingerprint = None
-    return _on_host(tensor)
-
-
-def _on_host(tensor: Tensor) -> Tensor:
+    """The host copy of a parked tensor, seen as the tensor sees its device bytes. Shares memory with it."""
     group, view, _ = tensor._parked  # type: ignore[attr-defined]
     return view.over(group.host.storage)  # type: ignore[no-any-return]
 
@@ -214,7 +208,7 @@ def _converted(tensor: Tensor, func: Callable[..., Any], args: tuple[Any, ...], 
     probe = func(torch.empty(0, dtype=tensor.dtype, device=tensor.device), *args, **kwargs)
     if probe.device == tensor.device and probe.dtype == tensor.dtype and not kwargs.get("copy"):
         return tensor
-    values = _on_host(tensor).to(dtype=probe.dtype, copy=True)
+    values = truth(tensor).to(dtype=probe.dtype, copy=True)
     if probe.device.type == "cpu":
         values._moved_to_host = True  # type: ignore[attr-defined]  # so that `.data =` can tell a move from a write
         return values

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import pkgutil
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import Denoiser, assert_same_bits, non_layer_weights, snapshot
 from park_core import OffloadConfig, Parking
@@ -54,6 +56,54 @@ def test_a_failure_at_every_point_changes_nothing(
         assert failed == (12 if (fault == "host copy") == (verb == "park") else 0)
     parking.restore()
     assert_same_bits(snapshot(component), values)
+
+
+@pytest.mark.parametrize(("verb", "swap"), [("park", "hide"), ("restore", "show")])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_an_interrupt_in_the_middle_of_the_swaps_changes_nothing(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, verb: str, swap: str, k: int
+) -> None:
+    component = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(fake_device.device).requires_grad_(False)
+    values, countdown = snapshot(component), [k]
+    parking = Parking(component, "component", OffloadConfig(parking="always"))
+    if verb == "restore":
+        parking.park()
+    before, original = fake_device.requested, pkgutil.resolve_name(f"park_core.parking.{swap}")
+
+    def interrupted(*args: object) -> None:
+        original(*args)
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"park_core.parking.{swap}", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(parking, verb)()
+    assert {is_parked(weight) for weight in component.parameters()} == {verb == "restore"}
+    assert fake_device.requested == before
+    assert_same_bits(snapshot(component), values)
+    getattr(parking, verb)()
+    parking.restore()
+    assert_same_bits(snapshot(component), values)
+
+
+@pytest.mark.parametrize("source", ["the host", "the device"])
+def test_a_failure_while_configuring_changes_nothing(fake_device: FakeDevice, source: str) -> None:
+    component = Denoiser().requires_grad_(False)
+    if source == "the device":
+        component.to(fake_device.device)
+    values, before = snapshot(component), fake_device.requested
+    inject = fake_device.fail_host_copy if source == "the device" else fake_device.fail_allocation
+    for k in range(1, 5):
+        inject(after=k)
+        with pytest.raises((MemoryError, torch.OutOfMemoryError)):
+            component.configure_layerwise_offload(device=fake_device.device)
+        assert fake_device.requested == before
+        assert not any(is_parked(weight) for weight in component.parameters())
+        assert not any(module._forward_pre_hooks for module in component.modules())
+        assert_same_bits(snapshot(component), values)
+    component.configure_layerwise_offload(device=fake_device.device)
+    component(torch.arange(3, device=fake_device.device))
 
 
 def test_parking_needs_no_device_memory(denoiser: Denoiser, headroom: Callable[[int], int]) -> None:

@@ -85,6 +85,7 @@ def test_a_parameter_outside_the_tree_is_restored_too(component: nn.Sequential, 
     kept = component[1]
     del component[1]
     parking.restore()
+    assert not is_parked(kept.weight)
     assert torch.equal(kept.weight.cpu(), values["1.weight"])
 
 

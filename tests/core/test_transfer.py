@@ -20,7 +20,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 def component_of(device: FakeDevice, *sizes: int) -> nn.Module:
     component = nn.Module()
     for index, size in enumerate(sizes):
-        content = torch.arange(size, dtype=torch.int64).mul_(7 + index).to(torch.uint8)
+        content = (torch.arange(size) % (251 - index)).to(torch.uint8)
         component.register_parameter(f"w{index}", nn.Parameter(content.to(device.device), requires_grad=False))
     return component
 
