@@ -2,7 +2,7 @@
 
 import os
 
-# One thread for each test process, because several run side by side. torch reads it when it is imported, which is later.
+# One thread for each test process, because several run side by side. torch, imported later, reads it then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]

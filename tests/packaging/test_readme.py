@@ -34,7 +34,7 @@ def run_pytest(*arguments, cwd):
 def test_a_python_snippet_passes_as_a_test_file_of_a_strict_project(tmp_path, number):
     (tmp_path / "pytest.ini").write_text("[pytest]\nstrict = true\nfilterwarnings = error\n")
     (tmp_path / "test_snippet.py").write_text(blocks("python")[number])
-    # All promises are tested over park_core in tests/contract, at length; here the question is whether the snippet works.
+    # All promises are tested over park_core in tests/contract; here the question is whether the snippet works.
     some = ["-k", "c01 or c05 or c20"] if "ParkableContract" in blocks("python")[number] else []
     result = run_pytest("-q", "test_snippet.py", *some, cwd=tmp_path)
     assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
