@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .device import MIB, Device
+from .device import Device
 from .parkable import Parkable
 from .snapshot import Snapshot, TensorRecord, bits_of, inner_tensors, tensors_of
 from .verdict import Broken, NotApplicable, Untestable, bytes_text, error_text
@@ -123,18 +123,20 @@ class Case:
         self.history.append(what)
         self._untouched = False
 
-    def scarce(self, headroom: int | None = None) -> None:
-        """Make memory scarce enough that parking is worth it: by default as much headroom as the weights have bytes."""
-        if headroom is None:
-            headroom = max(self.bytes, 1)
-            self.device.set_headroom(headroom, in_allocator=min(headroom // 2, MIB))
-        else:
-            self.device.set_headroom(headroom)
+    def scarce(self, size: int | None = None, times: int = 1) -> None:
+        """Make memory so scarce that parking *size* bytes (default: all weights) pays five times over.
 
-    def park(self, *, headroom: int | None = None, must_free: bool = True) -> Any:
+        A promise of its own says that parking needs no memory; the other checks leave room for a small placeholder, and
+        with *times* for more.
+        """
+        share = self.parkable.significance or 0.1
+        size = self.bytes if size is None else size
+        self.device.set_headroom(max(round(times * size / share / 5), 1))
+
+    def park(self, *, must_free: bool = True) -> Any:
         """Park under scarcity. The first park must free something, or nothing can be tested."""
         first = not self.history and must_free
-        self.scarce(headroom)
+        self.scarce()
         before = self.device.bytes
         try:
             result = self._do("park", self.parkable.park)
@@ -146,7 +148,8 @@ class Case:
             raise Untestable(
                 f"park() freed nothing: device bytes were {before:,} before and are {self.device.bytes:,} after, "
                 f"with a "
-                f"headroom of {bytes_text(self.bytes)} beside {bytes_text(self.bytes)} of weights. Does it park only "
+                f"headroom of {bytes_text(self.device.headroom)} for {bytes_text(self.bytes)} of weights. Does it "
+                f"park only "
                 f"in a "
                 "mode that is off, or is the headroom that it sees not that of this device?"
             )
@@ -191,11 +194,12 @@ class Case:
     # -- expectations -------------------------------------------------------------------------------------------------
 
     def expect_same(self, *aspects: str, since: Snapshot | None = None, after: str = "park and restore") -> None:
-        """The tensors are as they were (at the start, or at *since*) in these aspects."""
-        found = (since or self.before).differences(self.snapshot(), aspects or ("values",))
+        """The tensors are as they were (at the start, or at *since*) in these aspects; by default values and device."""
+        aspects = aspects or ("values", "device")
+        found = (since or self.before).differences(self.snapshot(), aspects)
         if found:
             raise Broken(
-                expected=f"every tensor has the same {', '.join(aspects or ('values',))} after {after}",
+                expected=f"every tensor has the same {', '.join(aspects)} after {after}",
                 seen=f"{len(found)} difference{'s' if len(found) > 1 else ''}: {'; '.join(found[:3])}",
                 names=dict.fromkeys(line.split(":")[0] for line in found),
             )
@@ -229,6 +233,10 @@ class Case:
                 expected=f"the value written by {written}",
                 seen=f"shape {list(now.shape)} instead of {list(then.shape)}",
                 names=[name],
+            )
+        if now.untyped_storage().device != self.parkable.device:
+            raise Broken(
+                expected=f"{name} on {self.parkable.device}", seen=f"{now.untyped_storage().device}", names=[name]
             )
         if bits_of(now) != then.bits:
             was = self.before.records.get(name)

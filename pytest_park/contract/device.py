@@ -117,14 +117,14 @@ class Device:
 
     # -- scarcity -----------------------------------------------------------------------------------------------------
 
-    def set_headroom(self, wanted: int, *, in_allocator: int = 0) -> None:
+    def set_headroom(self, wanted: int, *, in_allocator: int | None = None) -> None:
         """Make the headroom *wanted* bytes, of which *in_allocator* lie free in the allocator and the rest in the
         driver.
 
         On the fake device another process takes the driver's part, exact to the byte. On a real one it is ballast.
         """
         self.relieve()
-        in_allocator = min(in_allocator, wanted) // _SMALLEST_BLOCK * _SMALLEST_BLOCK
+        in_allocator = _spare(wanted, in_allocator)
         self._module.empty_cache()
         spare = self._block(in_allocator) if in_allocator else None
         if self._fake is not None:
@@ -143,11 +143,14 @@ class Device:
         if limit is None:
             raise NotApplicable(f"torch.{self.device.type} has no set_per_process_memory_fraction")
         self._module.empty_cache()
+        in_allocator = _spare(wanted, None)
+        spare = self._block(in_allocator) if in_allocator else None
         total = int(self._module.mem_get_info(self.device)[1])
         limit(self._reserved() / total, self.device)
-        self._fill()
-        limit((self._reserved() + wanted) / total, self.device)
         self._cap_is_set = True
+        self._fill()
+        del spare
+        limit((self._reserved() + wanted - in_allocator) / total, self.device)
 
     def relieve(self) -> None:
         """Give back everything that was made scarce."""
@@ -226,3 +229,9 @@ class Device:
                 piece = piece // 2 // _SMALLEST_BLOCK * _SMALLEST_BLOCK
             else:
                 surplus -= piece
+
+
+def _spare(wanted: int, in_allocator: int | None) -> int:
+    """How much of a headroom lies in the allocator: by default half, in one block of its pool for small requests."""
+    part = min(wanted // 2, MIB) if in_allocator is None else min(wanted, in_allocator)
+    return part // _SMALLEST_BLOCK * _SMALLEST_BLOCK

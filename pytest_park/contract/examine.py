@@ -67,8 +67,12 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
         )
 
     history: list[str] = []
+    is_own = True
     try:
-        with Case(_subject(one, variant, parkable_factory())) as case:
+        parkable = parkable_factory()
+        subject = _subject(one, variant, parkable)
+        is_own = subject is parkable
+        with Case(subject) as case:
             history = case.history
             if one.in_child:
                 _in_child(lambda: one.run(case, variant), case)
@@ -77,8 +81,10 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
     except NotApplicable as reason:
         return verdict("not applicable", str(reason))
     except Untestable as reason:
-        untestable = Broken(expected="a parkable that can be tested", seen=str(reason))
-        return verdict("untestable", str(reason), finding(untestable, history))
+        # What cannot be done with the user's module makes all checks pointless; with a probe it is an answer.
+        expected = "a parkable that can be tested" if is_own else "that this module can be parked and restored"
+        untestable = Broken(expected=expected, seen=str(reason))
+        return verdict("untestable" if is_own else "broken", str(reason), finding(untestable, history))
     except Broken as broken:
         return verdict("broken", broken.seen, finding(broken, history))
     except Exception as error:

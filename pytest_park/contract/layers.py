@@ -33,7 +33,7 @@ def _masked(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _rotated(self: Any, x: torch.Tensor) -> torch.Tensor:
     angles = torch.outer(torch.arange(x.shape[0], device=x.device, dtype=x.dtype), self.frequencies)
-    return torch.cat([x[:, :4] * angles.cos(), x[:, 4:] * angles.sin()], -1)
+    return torch.cat([x[:, :8] * angles.cos(), x[:, 8:] * angles.sin()], -1)
 
 
 def _bypassed(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -42,8 +42,8 @@ def _bypassed(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _with_buffer(name: str, forward: Forward) -> Callable[[torch.device], nn.Module]:
     def make(device: torch.device) -> nn.Module:
-        module = Calculation(forward, **{name: ramp(8, device=device)})
-        module.register_buffer("matrix", ramp(8, 8, device=device))
+        module = Calculation(forward, **{name: ramp(16, device=device)})
+        module.register_buffer("matrix", ramp(16, 16, device=device))
         return module
 
     return make
@@ -58,7 +58,7 @@ def _one(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> Cal
 
 
 def _attention(device: torch.device) -> nn.Module:
-    layer = filled(nn.MultiheadAttention(8, 2, batch_first=True, device=device))
+    layer = filled(nn.MultiheadAttention(16, 2, batch_first=True, device=device))
     return Calculation(lambda self, x: self.attention(x, x, x, need_weights=False)[0], attention=layer)
 
 
@@ -68,28 +68,28 @@ def _convolution(device: torch.device) -> nn.Module:
 
 
 def _tokens(device: torch.device) -> nn.Module:
-    layer = filled(nn.Embedding(8, 8, device=device))
+    layer = filled(nn.Embedding(8, 16, device=device))
     return Calculation(lambda self, x: x + self.embedding((x[:, 0].abs() % 8).long()), embedding=layer)
 
 
 _LAYERS: dict[str, Callable[[torch.device], nn.Module]] = {
-    "Linear": lambda device: linear(8, 8, device),
-    "LayerNorm": _one(nn.LayerNorm, 8),
-    "GroupNorm": _one(nn.GroupNorm, 2, 8),
+    "Linear": lambda device: linear(16, 16, device),
+    "LayerNorm": _one(nn.LayerNorm, 16),
+    "GroupNorm": _one(nn.GroupNorm, 2, 16),
     "PReLU": _one(nn.PReLU),
     "Conv1d": _convolution,
     "Embedding": _tokens,
     "MultiheadAttention": _attention,
-    "a hand-written RMSNorm": _own(_rms_norm, weight=(8,)),
-    "a learned scale": _own(lambda self, x: x * self.scale, scale=(8,)),
-    "a modulation table": _own(_modulated, table=(16,)),
-    "a position table": _own(lambda self, x: x + self.positions, positions=(4, 8)),
-    "a mask token": _own(_masked, token=(8,)),
+    "a hand-written RMSNorm": _own(_rms_norm, weight=(16,)),
+    "a learned scale": _own(lambda self, x: x * self.scale, scale=(16,)),
+    "a modulation table": _own(_modulated, table=(32,)),
+    "a position table": _own(lambda self, x: x + self.positions, positions=(4, 16)),
+    "a mask token": _own(_masked, token=(16,)),
     "a 0-dim gain": _own(lambda self, x: x * self.gain.exp(), gain=()),
-    "RoPE frequencies": _own(_rotated, frequencies=(4,)),
+    "RoPE frequencies": _own(_rotated, frequencies=(8,)),
     "a lone bias": _with_buffer("bias", lambda self, x: x @ self.matrix + self.bias),
     "a lone scale read as data": _with_buffer("scale", lambda self, x: (x @ self.matrix) * self.scale.data),
-    "a child that is not called": lambda device: Calculation(_bypassed, child=linear(8, 8, device)),
+    "a child that is not called": lambda device: Calculation(_bypassed, child=linear(16, 16, device)),
 }
 
 
@@ -109,7 +109,16 @@ def _parametrized(parkable: Parkable) -> bool:
 
 
 def _weight_norm(device: torch.device) -> Probe:
-    return Probe(Branch(weight_norm(linear(8, 8, device)), device), batch(device))
+    return Probe(Branch(weight_norm(linear(16, 16, device)), device), batch(device))
 
 
 PARAMETRIZED = Trait("parametrized weights", _parametrized, _weight_norm)
+
+
+def _scales(device: torch.device) -> Probe:
+    parts = {"scale": ramp(16, device=device), "shift": ramp(16, device=device)}
+    return Probe(Calculation(lambda self, x: x * self.scale + self.shift, **parts), batch(device))
+
+
+#: Nothing in it checks a shape, so that placeholders of one element give a result.
+SCALES = Trait("scales and shifts only", _never, _scales)

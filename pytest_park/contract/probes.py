@@ -75,7 +75,7 @@ class Calculation(nn.Module):
 class Branch(nn.Module):
     """What every probe of a layer sits in: a plain layer before it and one after it."""
 
-    def __init__(self, layer: nn.Module, device: torch.device, width: int = 8) -> None:
+    def __init__(self, layer: nn.Module, device: torch.device, width: int = 16) -> None:
         super().__init__()
         self.before = linear(width, width, device)
         self.layer = layer
@@ -97,7 +97,7 @@ def linear(inputs: int, outputs: int, device: torch.device, bias: bool = True) -
     return filled(nn.Linear(inputs, outputs, bias=bias, device=device))
 
 
-def batch(device: torch.device, width: int = 8) -> torch.Tensor:
+def batch(device: torch.device, width: int = 16) -> torch.Tensor:
     return ramp(4, width, device=device)
 
 
@@ -122,7 +122,7 @@ def _weights(name: str, test: Callable[[torch.Tensor], bool], make: Callable[[to
     """Weights with one odd property, between two ordinary ones."""
 
     def probe(device: torch.device) -> Probe:
-        ordinary = ramp(16, 8, device=device)
+        ordinary = ramp(16, 16, device=device)
         return Probe(Weights(first=ordinary, odd=make(device), last=ordinary.clone()), batch(device))
 
     return Trait(name, _any(test), probe)
@@ -215,7 +215,7 @@ VIEWS = {
 
 
 def _tied_modules(device: torch.device) -> Probe:
-    embedding, head = filled(nn.Embedding(8, 8, device=device)), linear(8, 8, device, bias=False)
+    embedding, head = filled(nn.Embedding(16, 16, device=device)), linear(16, 16, device, bias=False)
     head.register_parameter("weight", embedding.get_parameter("weight"))
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -243,12 +243,12 @@ def _shared(*, buffers: bool) -> Callable[[Parkable], bool]:
 
 
 def _two_over_one_storage(device: torch.device) -> Probe:
-    base = ramp(16, 8, device=device)
-    return Probe(Weights(whole=base, same=base.view(8, 16), rows=base[4:12], other=base.clone()), batch(device))
+    base = ramp(16, 16, device=device)
+    return Probe(Weights(whole=base, same=base.view(8, 32), rows=base[4:12], other=base.clone()), batch(device))
 
 
 def _buffer_over_weight(device: torch.device) -> Probe:
-    base = ramp(16, 8, device=device)
+    base = ramp(16, 16, device=device)
     module = Weights(weight=base, other=base.clone())
     module.register_buffer("scale", base[0])
     return Probe(module, batch(device))
@@ -268,7 +268,7 @@ SEVERAL_NAMES = SHARING["tied weights"]
 
 def _one_element(position: str) -> Trait:
     def probe(device: torch.device) -> Probe:
-        single, large = ramp(1, device=device), ramp(16, 8, device=device)
+        single, large = ramp(1, device=device), ramp(16, 16, device=device)
         weights = {
             "alone": {"single": single},
             "first": {"single": single, "large": large},
@@ -288,7 +288,7 @@ ONE_ELEMENT = {
 class Stack(nn.Module):
     """Streamed blocks between non-layer weights; with *tied* one weight of a block is also the head's."""
 
-    def __init__(self, device: torch.device, *, tied: bool = False, head_first: bool = False, width: int = 8) -> None:
+    def __init__(self, device: torch.device, *, tied: bool = False, head_first: bool = False, width: int = 16) -> None:
         super().__init__()
         blocks = nn.ModuleList(Block(width, device) for _ in range(3))
         head = linear(width, width, device)
@@ -337,8 +337,8 @@ def _subclass(device: torch.device) -> Probe:
         result: torch.Tensor = self.plain(x) @ (first + second)
         return result
 
-    pair = Pair(ramp(8, 8, device=device), ramp(8, 8, device=device).mul(2))
-    return Probe(Calculation(forward, pair=pair, plain=linear(8, 8, device)), batch(device))
+    pair = Pair(ramp(16, 16, device=device), ramp(16, 16, device=device).mul(2))
+    return Probe(Calculation(forward, pair=pair, plain=linear(16, 16, device)), batch(device))
 
 
 SUBCLASS = Trait(
@@ -348,8 +348,8 @@ SUBCLASS = Trait(
 
 def _inference(device: torch.device) -> Probe:
     with torch.inference_mode():
-        inside = linear(8, 8, device)
-    return Probe(nn.Sequential(inside, linear(8, 8, device)), batch(device))
+        inside = linear(16, 16, device)
+    return Probe(nn.Sequential(inside, linear(16, 16, device)), batch(device))
 
 
 INFERENCE = Trait("inference weights", _any(lambda weight: weight.is_inference()), _inference)
@@ -368,8 +368,8 @@ NESTED = Trait("submodules with weights of their own", _has_nested, plain)
 
 
 def _with_buffer(device: torch.device) -> Probe:
-    norm = filled(nn.BatchNorm1d(8, device=device))
-    return Probe(nn.Sequential(linear(8, 8, device), norm), batch(device))
+    norm = filled(nn.BatchNorm1d(16, device=device))
+    return Probe(nn.Sequential(linear(16, 16, device), norm), batch(device))
 
 
 BUFFERS = Trait(

@@ -37,7 +37,7 @@ class TensorRecord:
         return cls(
             bits=bits_of(tensor),
             dtype=tensor.dtype,
-            device=tensor.device,
+            device=storage.device,  # a parked tensor may say where it will be
             shape=tuple(tensor.shape),
             stride=tuple(tensor.stride()),
             offset=int(tensor.storage_offset()),

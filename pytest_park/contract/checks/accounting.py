@@ -141,13 +141,12 @@ def check_fifty_cycles_add_nothing(case: Case) -> None:
             "copies in a cycle": copies,
         }
 
-    case.scarce()
     host = HostLedger()
     for _ in range(3):  # the first cycles may set things up
         case.cycle()
     early = measure()
     park, restore = case.parkable.park, case.parkable.restore
-    case.scarce()
+    case.scarce(times=2)
     for _ in range(CYCLES - 5):
         park()
         restore()

@@ -15,7 +15,7 @@ from ..case import Case, flat_tensors, output_difference
 from ..registry import promise
 from ..verdict import Broken, bytes_text, error_text
 
-MOST_POINTS = 6
+MOST_POINTS = 8
 
 
 class Pause(TorchFunctionMode):
@@ -130,9 +130,10 @@ def _begin(case: Case, verb: str) -> None:
     """The state that the verb starts from. Memory stays scarce; what a park freed is there for the restore."""
     case.restore()
     if verb == "restore":
-        case.park()
+        case.scarce(times=2)
+        case.attempt("park", case.parkable.park)
     else:
-        case.scarce()
+        case.scarce(times=2)
 
 
 def _expect_untorn(case: Case, meeting: Meeting, second: Second, first_error: BaseException | None, label: str) -> None:

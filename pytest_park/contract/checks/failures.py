@@ -73,7 +73,7 @@ def check_a_failure_leaves_all_or_nothing(case: Case, fault: Fault) -> None:
         levels[case.device.settled_bytes()] = label
         if case.device.bytes == resident:
             case.device.relieve()
-            case.expect_same("values", after=label)
+            case.expect_same(after=label)
         after += 1 + attempt // 8
     else:
         case.note("...")
@@ -82,7 +82,7 @@ def check_a_failure_leaves_all_or_nothing(case: Case, fault: Fault) -> None:
     case.park()
     parked = case.device.settled_bytes()
     case.restore()
-    case.expect_same("values", after="a failure, a retry and a cycle")
+    case.expect_same(after="a failure, a retry and a cycle")
     case.expect_output(after="a failure, a retry and a cycle")
     for level, label in levels.items():
         if level not in (resident, parked):
@@ -117,7 +117,7 @@ def check_a_park_after_a_failed_restore_frees_everything(case: Case) -> None:
     if not failed:
         raise NotApplicable("restore makes no allocation and no copy that can fail")
     case.restore()
-    case.expect_same("values", after="failed restores")
+    case.expect_same(after="failed restores")
 
 
 @promise(
@@ -143,7 +143,7 @@ def check_a_probe_that_raises_changes_nothing(case: Case, parked: bool) -> None:
     if case.device.bytes > before:
         raise Broken(expected=f"at most {bytes_text(before)}", seen=bytes_text(case.device.bytes))
     case.restore()
-    case.expect_same("values", after="a probe that raised, and restore")
+    case.expect_same(after="a probe that raised, and restore")
 
 
 @promise(

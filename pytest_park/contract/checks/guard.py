@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..case import Case, flat_tensors, output_difference
-from ..layers import LAYERS, PARAMETRIZED
+from ..layers import LAYERS, PARAMETRIZED, SCALES
 from ..registry import promise
 from ..verdict import Broken, NotApplicable, error_text
 from ..watch import SawPlaceholder, Watch
@@ -115,7 +115,7 @@ def _expect_refusal(
     "a forward while parked neither crashes nor returns a value",
     cause="kernels that check no shapes read past the placeholder: torch's CPU weight_norm does",
     reports=("Comfy-Org/ComfyUI/issues/11855", "vllm-project/vllm/issues/28714"),
-    variants=AS_IT_IS | {"a parametrized layer": PARAMETRIZED},
+    variants=AS_IT_IS | {"a parametrized layer": PARAMETRIZED, "scales and shifts only": SCALES},
     in_child=True,
 )
 def check_a_forward_while_parked_does_not_crash(case: Case, kind: object) -> None:

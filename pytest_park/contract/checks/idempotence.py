@@ -48,7 +48,7 @@ def check_a_second_park_keeps_the_memory_free(case: Case, repeats: Repeats) -> N
             _park_again(case, repeats.bytes(case), most, first=number == 0)
         most = case.device.bytes
     case.restore()
-    case.expect_same("values", after=f"{repeats.times} parks with {repeats.headroom} and a restore")
+    case.expect_same(after=f"{repeats.times} parks with {repeats.headroom} and a restore")
     case.expect_output(after=f"{repeats.times} parks with {repeats.headroom} and a restore")
 
 
@@ -95,7 +95,7 @@ def check_a_second_restore_does_nothing(case: Case, after_a_cycle: bool) -> None
         )
     if sorted(case.storages()) != addresses:
         raise Broken(expected="every weight at the same address", seen="addresses changed", names=case.weights())
-    case.expect_same("values", after="a repeated restore")
+    case.expect_same(after="a repeated restore")
 
 
 @promise(
@@ -125,7 +125,7 @@ def check_no_walk_loses_a_weight(case: Case, seed: int) -> None:
         case.attempt(label, action)
         case.device.disarm()
     case.restore()
-    case.expect_same("values", after="the walk")
+    case.expect_same(after="the walk")
     case.expect_output(after="the walk")
 
 
@@ -195,14 +195,14 @@ def check_parking_needs_no_device_memory(case: Case, after_a_cycle: bool) -> Non
                 seen=f"{bytes_text(case.device.bytes)} ({type(error).__name__})",
             )
         case.device.relieve()
-        case.expect_same("values", after="a park that failed for want of device memory")
+        case.expect_same(after="a park that failed for want of device memory")
     elif case.device.settled_bytes() >= before:
         raise Broken(
             expected="park() frees memory, or raises, when there is none left",
             seen=f"it returned, and there are {bytes_text(case.device.bytes)} on the device as before",
         )
     case.restore()
-    case.expect_same("values")
+    case.expect_same()
 
 
 @promise(
@@ -233,4 +233,4 @@ def check_the_second_end_of_use_restores_nothing(case: Case, repeats: Repeats) -
         raise Broken(expected="finish_request returns", seen=f"{type(error).__name__}: {error}")
     case.expect_bytes(at_most=before, what="no more than after the first end of use")
     case.restore()
-    case.expect_same("values", after="both ends of the use and a restore")
+    case.expect_same(after="both ends of the use and a restore")

@@ -94,7 +94,7 @@ def check_reading_while_parked_gives_the_truth(case: Case, read: Callable[[Case]
     if wrong:
         raise Broken(expected="the true values and counts, or an error", seen=wrong, names=case.parked_weights())
     case.restore()
-    case.expect_same("values", after="reading while parked")
+    case.expect_same(after="reading while parked")
 
 
 @promise(
@@ -112,7 +112,7 @@ def check_loading_while_parked_takes_effect(case: Case) -> None:
     refused = case.attempt("load_state_dict", lambda: case.module.load_state_dict(new, strict=False))
     case.restore()
     if refused is not None:
-        case.expect_same("values", after="load_state_dict was refused while parked")
+        case.expect_same(after="load_state_dict was refused while parked")
         return
     for name, value in new.items():
         case.expect_value(name, value, written="load_state_dict while parked")
@@ -140,7 +140,7 @@ def check_a_checkpoint_of_placeholders_is_refused(case: Case) -> None:
                 names=names,
             )
     case.restore()
-    case.expect_same("values", after="a checkpoint with the shapes of placeholders was refused")
+    case.expect_same(after="a checkpoint with the shapes of placeholders was refused")
 
 
 def _deepcopy(module: nn.Module) -> Any:
@@ -177,7 +177,7 @@ def check_a_copy_is_independent(case: Case, how: tuple[Callable[[nn.Module], Any
         if state == "resident":
             raise NotApplicable(f"the resident module cannot be copied in this way: {error_text(refused)}")
         case.restore()
-        case.expect_same("values", after="a copy was refused")
+        case.expect_same(after="a copy was refused")
         return
     case.device.relieve()
     twin = made[0]
@@ -196,7 +196,7 @@ def check_a_copy_is_independent(case: Case, how: tuple[Callable[[nn.Module], Any
             if weight.is_floating_point() and weight.numel():
                 weight.data.zero_()
     case.restore()
-    case.expect_same("values", after="writing to the copy")
+    case.expect_same(after="writing to the copy")
 
 
 CONVERSIONS: dict[str, Callable[[nn.Module], Any]] = {

@@ -73,7 +73,7 @@ def check_a_shared_submodule_is_parked_when_both_released_it(case: Case, order: 
     device = case.device.device
     shared = linear(16, 16, device)
     modules = {owner: nn.Sequential(shared, linear(16, 16, device)) for owner in "AB"}
-    x = batch(device, 16)
+    x = batch(device)
     with torch.no_grad():
         expected = flat_tensors(modules["A"](x))
     owners = {owner: case.adopt(module, x) for owner, module in modules.items()}
@@ -85,7 +85,7 @@ def check_a_shared_submodule_is_parked_when_both_released_it(case: Case, order: 
     for step in order:
         owner, verb = step.split()
         if verb == "parks":
-            case.scarce(1)
+            case.scarce(true_bytes // 3)
             action = owners[owner].park
             released.add(owner)
         else:
@@ -131,7 +131,7 @@ def check_a_tied_weight_comes_back_as_one(case: Case, kind: object) -> None:
                 raise Broken(
                     expected=f"{first} and {second} are one parameter", seen="they are two", names=[first, second]
                 )
-        case.expect_same("values", after=f"{number} cycle{'s' if number > 1 else ''}")
+        case.expect_same(after=f"{number} cycle{'s' if number > 1 else ''}")
         case.expect_output(after=f"{number} cycle{'s' if number > 1 else ''}")
 
 

@@ -50,9 +50,9 @@ def check_a_weight_of_one_element_is_not_taken_for_a_placeholder(case: Case, pos
     case.park(must_free=False)
     case.park()
     case.restore()
-    case.expect_same("values", after="park, park and restore")
+    case.expect_same(after="park, park and restore")
     case.cycle()
-    case.expect_same("values", after="a second cycle")
+    case.expect_same(after="a second cycle")
     case.expect_output(after="two cycles")
 
 

@@ -20,6 +20,10 @@ from pytest_park.contract import Parkable, Report
 
 from .streaming import Streamer
 
+#: The parameters over one storage, with their names; something that was left alone, and why.
+Group = list[tuple[str, nn.Parameter]]
+Left = tuple[str, str]
+
 LOCK = threading.RLock()
 #: The host copy of every parked parameter, and the components that are using a parameter, whoever parked it.
 PARKED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -37,14 +41,14 @@ class ParkedError(RuntimeError):
 
 
 class Parked:
-    """Mixed into the class of a parameter for as long as it is parked."""
+    """Mixed into the class of a parameter for as long as it is parked; *kind* is that class."""
+
+    kind: type
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        what = function.__name__
-        if what in ("__get__", "__set__"):
-            what = function.__self__.__name__
+        what = name_of(function)
         with torch._C.DisableTorchFunctionSubclass():
             if what in ON_SELF:
                 return function(*args, **kwargs)
@@ -68,6 +72,9 @@ class Healthy:
     """Parks the non-layer weights of *module*. The small methods are there to be broken one at a time."""
 
     significance = 0.1
+    keeps_host_copies = False
+    lock: Any = LOCK
+    disguise_as: type[Parked] = Parked
 
     def __init__(self, module: nn.Module, streamed: Sequence[str] = (), *, pinned: bool = False) -> None:
         self.module = module
@@ -83,39 +90,46 @@ class Healthy:
 
     def park(self, need: int | None = None) -> Report:
         """Free the weights' device bytes, if that is worth it. All or nothing; again is nothing."""
-        with LOCK:
+        with self.lock:
             if self.closed:
                 return Report(bytes_freed=0)
             groups, skipped = self.plan()
-            wanted = self.worth_it(self.bytes_of(groups), need)
-            if wanted:
+            report = Report(bytes_freed=0, skipped=skipped)
+            if self.worth_it(self.bytes_of(groups), need):
                 self.refuse([p for group in groups for _, p in group])
-                copies = [self.copy_out(group) for group in groups]
                 storages = [weakref.ref(group[0][1].untyped_storage()) for group in groups]
                 sizes = [group[0][1].untyped_storage().nbytes() for group in groups]
-                for group, copy in zip(groups, copies, strict=True):
-                    self.swap_out(group, copy)
+                self.move_out(groups)
                 self.guard()
+                report = self.measured(groups, sizes, [ref() is not None for ref in storages], skipped)
             self.release()
-            if not wanted:
-                return Report(bytes_freed=0, skipped=skipped)
-            held = [ref() is not None for ref in storages]
-            for group, is_held in zip(groups, held, strict=True):
-                skipped += [(name, "its bytes are held by a tensor elsewhere") for name, _ in group if is_held]
-            freed = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
-            return Report(bytes_freed=freed, skipped=skipped)
+            return report
+
+    def move_out(self, groups: list[Group]) -> None:
+        """Copy everything, then swap everything."""
+        copies = [self.copy_out(group) for group in groups]
+        for group, copy in zip(groups, copies, strict=True):
+            self.swap_out(group, copy)
+
+    def measured(self, groups: list[Group], sizes: list[int], held: list[bool], skipped: list[Left]) -> Report:
+        for group, is_held in zip(groups, held, strict=True):
+            skipped += [(name, "its bytes are held by a tensor elsewhere") for name, _ in group if is_held]
+        freed = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
+        return Report(bytes_freed=freed, skipped=skipped)
 
     def restore(self) -> None:
         """Bring everything back. All or nothing; again is nothing."""
-        with LOCK:
+        with self.lock:
             if self.closed:
                 return
-            parked = self.parked()
-            moved = self.copy_in(parked)
-            for parameter, data in zip(parked, moved, strict=True):
-                self.swap_in(parameter, data)
+            self.move_in(self.parked())
             self.unguard()
             self.claim()
+
+    def move_in(self, parked: list[nn.Parameter]) -> None:
+        """Copy everything, then swap everything."""
+        for parameter, data in zip(parked, self.copy_in(parked), strict=True):
+            self.swap_in(parameter, data)
 
     def finish(self) -> None:
         """The end of a use, and of a request."""
@@ -133,9 +147,9 @@ class Healthy:
 
     # -- which --------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> tuple[list[list[tuple[str, nn.Parameter]]], list[tuple[str, str]]]:
+    def plan(self) -> tuple[list[Group], list[Left]]:
         """Resident weights by storage, and what is left alone with the reason."""
-        groups: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        groups: dict[int, Group] = {}
         skipped = []
         buffers = {buffer.untyped_storage()._cdata: name for name, buffer in self.module.named_buffers()}
         for name, parameter in self.module.named_parameters():
@@ -166,7 +180,7 @@ class Healthy:
     def parked(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.module.parameters() if parameter in PARKED]
 
-    def bytes_of(self, groups: list[list[tuple[str, nn.Parameter]]]) -> int:
+    def bytes_of(self, groups: list[Group]) -> int:
         return sum(group[0][1].untyped_storage().nbytes() for group in groups)
 
     def weight_bytes(self) -> int:
@@ -202,17 +216,17 @@ class Healthy:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def copy_out(self, group: list[tuple[str, nn.Parameter]]) -> list[torch.Tensor]:
+    def copy_out(self, group: Group) -> list[torch.Tensor]:
         """The host copies of the parameters over one storage: views over one host storage."""
         weights = [parameter.detach() for _, parameter in group]
         with torch.inference_mode(weights[0].is_inference()):
-            flat = _flat(weights[0].untyped_storage(), weights[0].device)
+            flat = flat_bytes(weights[0].untyped_storage(), weights[0].device)
             if self.pinned:
                 host = torch.empty_like(flat, device="cpu", pin_memory=True)
                 host.copy_(flat)
             else:
                 host = flat.to("cpu", copy=True)
-            return [_view(host, weight) for weight in weights]
+            return [view_like(host, weight) for weight in weights]
 
     def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
         """Device tensors with the values of the host copies; what shares host bytes shares device bytes."""
@@ -223,17 +237,17 @@ class Healthy:
             with torch.inference_mode(parameter.is_inference()):
                 key = host.untyped_storage()._cdata
                 if key not in storages:
-                    flat = _flat(host.untyped_storage(), host.device)
+                    flat = flat_bytes(host.untyped_storage(), host.device)
                     storages[key] = torch.empty_like(flat, device=self.device)
                     storages[key].copy_(flat)
-                moved.append(_view(storages[key], host))
+                moved.append(view_like(storages[key], host))
         return moved
 
     def placeholder(self, parameter: nn.Parameter) -> torch.Tensor:
         with torch.inference_mode(parameter.is_inference()):
             return torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
-    def swap_out(self, group: list[tuple[str, nn.Parameter]], copies: list[torch.Tensor]) -> None:
+    def swap_out(self, group: Group, copies: list[torch.Tensor]) -> None:
         for (_, parameter), copy in zip(group, copies, strict=True):
             placeholder = self.placeholder(parameter)
             PARKED[parameter] = copy
@@ -250,11 +264,11 @@ class Healthy:
     # -- protection ---------------------------------------------------------------------------------------------------
 
     def disguise(self, parameter: nn.Parameter) -> None:
-        parameter.__class__ = _parked_class(type(parameter))
+        parameter.__class__ = _parked_class(type(parameter), self.disguise_as)
 
     def undisguise(self, parameter: nn.Parameter) -> None:
         if isinstance(parameter, Parked):
-            parameter.__class__ = type(parameter).__mro__[2]  # after the parked class itself and Parked
+            parameter.__class__ = type(parameter).kind
 
     def guard(self) -> None:
         """Refuse forwards of modules that own a parked weight, and conversions of the module, while parked."""
@@ -290,31 +304,38 @@ def parkable(
         finish_use=parker.finish,
         finish_request=parker.finish,
         weight_bytes=parker.weight_bytes,
-        keeps_host_copies=False,
+        keeps_host_copies=parker.keeps_host_copies,
         ends={"close": parker.close},
         reconfigure=parker.reconfigure,
         pinned=parker.pinned,
     )
 
 
-def _flat(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+def name_of(function: Any) -> str:
+    """What a function of torch does, with properties under their own names."""
+    if function.__name__ in ("__get__", "__set__"):
+        return str(function.__self__.__name__)
+    return str(function.__name__)
+
+
+def flat_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     """All bytes of a storage as one tensor."""
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _view(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def view_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The bytes in *flat* as a tensor with the dtype, shape, strides and offset of *like*."""
     empty = torch.empty(0, dtype=like.dtype, device=flat.device)
     return empty.set_(flat.untyped_storage(), like.storage_offset(), like.shape, like.stride())
 
 
-_CLASSES: dict[type, type] = {}
+_CLASSES: dict[tuple[type, type], type] = {}
 
 
-def _parked_class(kind: type) -> type:
-    if kind not in _CLASSES:
-        _CLASSES[kind] = type(f"Parked{kind.__name__}", (Parked, kind), {})
-    return _CLASSES[kind]
+def _parked_class(kind: type, disguise: type[Parked]) -> type:
+    if (kind, disguise) not in _CLASSES:
+        _CLASSES[kind, disguise] = type(f"Parked{kind.__name__}", (disguise, kind), {"kind": kind})
+    return _CLASSES[kind, disguise]
 
 
 def _on_host(value: Any) -> Any:

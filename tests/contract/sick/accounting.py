@@ -1,0 +1,88 @@
+"""Sick in what they report, and in what adds up."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from pytest_park.contract import Report
+
+from .bank import sick
+from .healthy import PARKED, Group, Healthy, Left
+
+
+@sick("c29_the_report_names_what")
+class ReportsWhatItMeantToFree(Healthy):
+    """Adds up the sizes of what it parked, whether that freed anything or not."""
+
+    def measured(self, groups: list[Group], sizes: list[int], held: list[bool], skipped: list[Left]) -> Report:
+        return Report(bytes_freed=sum(sizes), skipped=super().measured(groups, sizes, held, skipped).skipped)
+
+
+@sick("c29_the_report_names_what")
+class IsSilentAboutWhatIsHeld(Healthy):
+    """Measures rightly, and does not say whose bytes stayed."""
+
+    def measured(self, groups: list[Group], sizes: list[int], held: list[bool], skipped: list[Left]) -> Report:
+        return Report(bytes_freed=super().measured(groups, sizes, held, []).bytes_freed, skipped=skipped)
+
+
+@sick("c29_the_report_names_the_buffers")
+class ForgetsBuffers(Healthy):
+    """Does not say that buffers stay."""
+
+    def plan(self) -> tuple[list[Group], list[Left]]:
+        groups, skipped = super().plan()
+        return groups, [left for left in skipped if left[1] != "a buffer"]
+
+
+@sick("c29_the_report_is_true")
+class CountsWrappers(Healthy):
+    """Counts the outer bytes of wrapper subclasses as freed."""
+
+    def measured(self, groups: list[Group], sizes: list[int], held: list[bool], skipped: list[Left]) -> Report:
+        report = super().measured(groups, sizes, held, skipped)
+        for parameter in self.module.parameters():
+            if hasattr(type(parameter), "__tensor_flatten__"):
+                report.bytes_freed += parameter.numel() * parameter.element_size()
+        return report
+
+
+@sick("c30_")
+class KeepsATensorPerCycle(Healthy):
+    """Remembers something about every cycle."""
+
+    def park(self, need: int | None = None) -> Report:
+        self.statistics = [*getattr(self, "statistics", []), torch.ones(1)]
+        return super().park(need)
+
+
+@sick("c31_host_bytes")
+class KeepsCopiesAfterRestore(Healthy):
+    """Means to drop its copies at restore, and drops them at the next park."""
+
+    def park(self, need: int | None = None) -> Report:
+        self.copies: list[torch.Tensor] = []
+        return super().park(need)
+
+    def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        self.copies.append(PARKED[parameter])
+        super().swap_in(parameter, data)
+
+    def close(self) -> None:
+        super().close()
+        self.copies = []
+
+
+@sick("c31_no_host")
+class LeavesCopiesAtTheEnd(Healthy):
+    """Its table is global, and closing does not clear it."""
+
+    table: ClassVar[dict[str, Any]] = {}
+
+    def close(self) -> None:
+        copies = [PARKED[parameter] for parameter in self.parked()]
+        super().close()
+        self.table["copies"] = copies

@@ -1,0 +1,161 @@
+"""Sick where others read, load, copy, convert or compute with a parked module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .bank import sick
+from .healthy import PARKED, Healthy, Parked, name_of
+
+
+class _ShowsPlaceholders(Parked):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if name_of(function) in ("numel", "detach"):
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+@sick("c16_")
+class ShowsPlaceholders(Healthy):
+    """Who reads a parked weight gets its placeholder."""
+
+    disguise_as = _ShowsPlaceholders
+
+
+class _HasTheShapeOfAPlaceholder(Parked):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        what = name_of(function)
+        if what == "shape":
+            return torch.Size([0])
+        if what == "copy_" and args[1].numel() == 0:
+            return args[0]
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+@sick("c17_a_checkpoint")
+class LoadsACheckpointOfPlaceholders(Healthy):
+    """While parked the weights have the placeholders' shape, so that a checkpoint saved while parked fits."""
+
+    disguise_as = _HasTheShapeOfAPlaceholder
+
+
+class _CopiesPlaceholders(Parked):
+    def __deepcopy__(self, memo: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return nn.Parameter(torch.empty(0, device=self.device))
+
+
+@sick("c18_")
+class CopiesPlaceholders(Healthy):
+    """A deep copy of a parked module is made of placeholders."""
+
+    disguise_as = _CopiesPlaceholders
+
+
+@sick("c18_")
+class SharesWithItsCopy(Healthy):
+    """A deep copy of the module has the same parameters as the original."""
+
+    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
+        super().__init__(module, *args, **options)
+        for parameter in module.parameters():
+            parameter.__class__ = _shared(type(parameter))
+
+
+def _shared(kind: type) -> type:
+    return type(kind.__name__, (kind,), {"__deepcopy__": lambda self, memo: self})
+
+
+@sick("c19_")
+class ConvertsBuffersOnly(Healthy):
+    """A conversion while parked reaches the resident buffers; the weights come back as they were."""
+
+    def guard(self) -> None:
+        super().guard()
+        for module in self.module.modules():
+
+            def convert(function: Any, recurse: bool = True, module: nn.Module = module) -> nn.Module:
+                for owner in module.modules():
+                    for name, buffer in owner.named_buffers(recurse=False):
+                        owner.register_buffer(name, function(buffer))
+                return module
+
+            module.__dict__["_apply"] = convert
+
+
+class _Permeable(Parked):
+    """Lets operations through to the placeholder."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from .healthy import ParkedError
+
+        try:
+            return super().__torch_function__(function, types, args, kwargs)
+        except ParkedError:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+
+
+@sick("c20_a_parked_module")
+class GuardsTheComponentOnly(Healthy):
+    """Refuses the component's own forward; its submodules compute with placeholders."""
+
+    disguise_as = _Permeable
+
+    def guard(self) -> None:
+        super().guard()
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = [self.module.register_forward_pre_hook(self._refuse, prepend=True)]
+
+    def _refuse(self, *args: Any) -> None:
+        raise RuntimeError("the component is parked: call restore() first")
+
+
+@sick("c20_a_parked_module", "c20_a_forward")
+class GuardsNothing(Healthy):
+    """Nothing is refused: kernels get placeholders of one element."""
+
+    disguise_as = _Permeable
+
+    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
+        super().__init__(module, *args, **options)
+        self.placeholders: dict[Any, torch.Tensor] = {}
+        for parameter in module.parameters():
+            kind = parameter.dtype, parameter.is_inference()
+            with torch.inference_mode(parameter.is_inference()):
+                self.placeholders[kind] = torch.zeros(1, dtype=parameter.dtype, device=self.device)
+
+    def guard(self) -> None:
+        super().guard()
+        for hook in self.hooks:
+            hook.remove()
+
+    def placeholder(self, parameter: nn.Parameter) -> torch.Tensor:
+        return self.placeholders[parameter.dtype, parameter.is_inference()]
+
+
+@sick("c20_a_parked_module")
+class RaisesTheErrorOfTheShape(Healthy):
+    """Refuses, but with an error about shapes that says nothing about parking."""
+
+    def guard(self) -> None:
+        super().guard()
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = [
+            module.register_forward_pre_hook(self._complain, prepend=True)
+            for module in self.module.modules()
+            if any(parameter in PARKED for parameter in module.parameters(recurse=False))
+        ]
+
+    def _complain(self, module: nn.Module, args: Any) -> None:
+        if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x16 and 0x0)")

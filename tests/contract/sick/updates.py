@@ -1,0 +1,104 @@
+"""Sick in updates: they lose what was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .bank import sick
+from .healthy import PARKED, Group, Healthy, Parked, name_of
+
+
+class KeepsCopies(Healthy):
+    """Keeps the host copies after restore, and uses them again for as long as `is_current` says so."""
+
+    keeps_host_copies = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.kept: dict[int, tuple[nn.Parameter, torch.Tensor, int]] = {}
+        super().__init__(*args, **options)
+
+    def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        copy = PARKED[parameter]
+        super().swap_in(parameter, data)
+        version = 0 if parameter.is_inference() else parameter._version
+        self.kept[id(parameter)] = (parameter, copy, version)
+
+    def copy_out(self, group: Group) -> list[torch.Tensor]:
+        found = [self.kept.get(id(parameter)) for _, parameter in group]
+        if all(one is not None and one[1].shape == one[0].shape and self.is_current(one) for one in found):
+            return [one[1] for one in found if one is not None]
+        return super().copy_out(group)
+
+    def is_current(self, kept: tuple[nn.Parameter, torch.Tensor, int]) -> bool:
+        parameter, copy, _ = kept
+        return torch.equal(parameter.detach().cpu(), copy)
+
+    def close(self) -> None:
+        super().close()
+        self.kept.clear()
+
+
+@sick("c11_")
+class UsesStaleCopies(KeepsCopies):
+    """Never asks whether a copy is current."""
+
+    def is_current(self, kept: tuple[nn.Parameter, torch.Tensor, int]) -> bool:
+        return True
+
+
+@sick("c11_")
+class TrustsTheVersionCounter(KeepsCopies):
+    """Takes a copy for current as long as the version counter stands, which writes through ``.data`` do not move."""
+
+    def is_current(self, kept: tuple[nn.Parameter, torch.Tensor, int]) -> bool:
+        parameter, _, version = kept
+        return parameter.is_inference() or parameter._version == version
+
+
+@sick("c11_", follows=["c06_"])
+class RestoresOverTheWeights(KeepsCopies):
+    """A restore with nothing parked writes the kept copies back over the weights."""
+
+    def restore(self) -> None:
+        resident = [one for one in self.kept.values() if one[0] not in PARKED and one[0].shape == one[1].shape]
+        super().restore()
+        for parameter, copy, _ in resident:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.data.copy_(copy)
+
+
+class _LosesWrites(Parked):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        what = name_of(function)
+        if what in ("add_", "fill_", "copy_", "__setitem__"):
+            return args[0]
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+@sick("c12_", "c17_loading")
+class LosesWritesWhileParked(Healthy):
+    """A write goes to a placeholder without elements: to nothing."""
+
+    disguise_as = _LosesWrites
+
+
+class _SharesWrites(Parked):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if name_of(function) == "fill_":
+            for other in list(PARKED):
+                if isinstance(other, _SharesWrites) and PARKED[other].is_floating_point():
+                    PARKED[other].fill_(args[1])
+            return args[0]
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+@sick("c12_")
+class SharesAPlaceholderThatIsWrittenThrough(Healthy):
+    """All weights of a dtype share one placeholder; what is written to one of them is written to all."""
+
+    disguise_as = _SharesWrites

@@ -1,0 +1,93 @@
+"""Sick in values and layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .bank import sick
+from .healthy import PARKED, Group, Healthy, flat_bytes, view_like
+
+
+@sick("c01_every")
+class LosesStrides(Healthy):
+    """Brings a transposed or channels_last weight back contiguous."""
+
+    def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        return [
+            data.contiguous() if data.numel() * data.element_size() == data.untyped_storage().nbytes() else data
+            for data in super().copy_in(parameters)
+        ]
+
+
+@sick("c01_every")
+class TakesFloat8ForBytes(Healthy):
+    """Saturates what is not a number format that it knows."""
+
+    def copy_out(self, group: Group) -> list[torch.Tensor]:
+        copies = super().copy_out(group)
+        for copy in copies:
+            if copy.dtype is torch.float8_e4m3fn:
+                copy.copy_(copy.float().clamp(max=2))
+        return copies
+
+
+@sick("c01_the_output", follows=["c05_", "c07_", "c20_a_parked_module", "c21_", "c38_"])
+class ComesBackInTrainingMode(Healthy):
+    """Rebuilds the module's state on restore, and leaves it in training mode."""
+
+    def restore(self) -> None:
+        was_parked = bool(self.parked())
+        super().restore()
+        if was_parked:
+            self.module.train()
+
+
+@sick("c02_", follows=["c01_every", "c20_a_parked_module"])
+class TellsPlaceholdersByTheirShape(Healthy):
+    """A weight of one element looks like a placeholder, so no copy of it is made."""
+
+    def copy_out(self, group: Group) -> list[torch.Tensor]:
+        copies = super().copy_out(group)
+        for copy in copies:
+            if copy.numel() == 1:
+                copy.zero_()
+        return copies
+
+
+@sick("c03_")
+class MaterialisesExpandedViews(Healthy):
+    """Gives every element of a view a byte of its own on the way back."""
+
+    def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        moved = []
+        for data in super().copy_in(parameters):
+            flat = flat_bytes(data.untyped_storage(), data.device)
+            dense = data.numel() * data.element_size()
+            if dense > len(flat):
+                larger = torch.zeros(dense, dtype=torch.uint8, device=data.device)
+                larger[: len(flat)] = flat
+                moved.append(view_like(larger, data))
+            else:
+                moved.append(data)
+        return moved
+
+
+@sick("c03_")
+class CopiesElementByElement(Healthy):
+    """Makes a host copy of every element that a view shows, also where they are the same bytes."""
+
+    def swap_out(self, group: Group, copies: list[torch.Tensor]) -> None:
+        super().swap_out(group, copies)
+        for _, parameter in group:
+            host = PARKED[parameter]
+            if host.numel() * host.element_size() > host.untyped_storage().nbytes():
+                host.dense = host.contiguous()
+
+
+@sick("c04_")
+class SeversSharedStorages(Healthy):
+    """Brings every parameter back into a storage of its own."""
+
+    def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        return [data for parameter in parameters for data in super(SeversSharedStorages, self).copy_in([parameter])]
