@@ -232,11 +232,15 @@ def _replace(tensor: Tensor, value: Tensor) -> None:
     group.views.remove(view)
     if isinstance(value, ParkedTensor):  # a conversion of this or another parked tensor
         _parked_from(tensor, truth(value), group, view.name, value.device)
-    elif value.device.type == "cpu" != group.device.type and not getattr(value, "_moved_to_host", False):
-        _parked_from(tensor, value, group, view.name, group.device)  # a new value, written on the host
-    else:
-        _unveil(tensor)
-        tensor.data = value
+        return
+    moved = getattr(value, "_moved_to_host", False)
+    if value.device.type == "cpu" != group.device.type and not moved:  # a new value, written on the host
+        _parked_from(tensor, value, group, view.name, group.device)
+        return
+    _unveil(tensor)
+    tensor.data = value
+    storage = value.untyped_storage()
+    settle(StorageGroup(group.component, value.device, storage.nbytes(), moved=moved), storage)
 
 
 def _independent(tensor: Tensor) -> Tensor:

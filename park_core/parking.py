@@ -26,7 +26,7 @@ from park_core.parked_tensor import hide, placeholder, show
 from park_core.placement import placed
 from park_core.report import ParkDecision, ParkReport, RestoreReport, Skipped
 from park_core.storage import GroupState, StorageGroup
-from park_core.survey import Survey, survey, viewed_elsewhere
+from park_core.survey import Survey, plain_tensors, survey, viewed_elsewhere
 from park_core.transfer import Transfer, backend_of, transfer
 
 __all__ = ["Parking", "moving", "use_lock"]
@@ -94,7 +94,7 @@ class Parking:
             decision = self._decide(found, list(movable), need)
             report = ParkReport(component=self.component, decision=decision)
             if decision.verdict == "park":
-                report.skipped = found.skipped + skipped
+                report.skipped = found.skipped + skipped + plain_tensors(self.module)
                 found.resident.clear()  # drop the storages, or nothing is freed below
                 self._to_host(movable, report)
             elif decision.verdict == "keep":

@@ -23,7 +23,7 @@ def placed(found: Survey, device: torch.device | None) -> Iterator[list[StorageG
 
     What the body does not bring to the device is on the host again afterwards, as it was.
     """
-    if device is None or device.type == "cpu":
+    if device is None or device.type == "cpu" or any(group.moved for group in found.resident):
         yield []
         return
     arrivals = {g: s for g, s in found.resident.items() if g.device.type == "cpu" and not g.streamed}

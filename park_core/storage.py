@@ -73,6 +73,7 @@ class StorageGroup:
     views: list[View] = field(default_factory=list)
     host: HostCopy | None = None
     streamed: bool = False  # belongs to a LayerwiseOffloadManager, not to parking
+    moved: bool = False  # the user moved it to the host, where it stays
     holders: set[weakref.ref[Any]] = field(default_factory=set)  # the Parkings that want it resident
 
     def tensors(self) -> Iterator[tuple[View, Tensor]]:

@@ -14,7 +14,7 @@ from park_core.parked_tensor import parked_group
 from park_core.report import Skipped
 from park_core.storage import StorageGroup, View, group_of, settle
 
-__all__ = ["Member", "Survey", "owned_tensors", "survey"]
+__all__ = ["Member", "Survey", "owned_tensors", "plain_tensors", "survey", "viewed_elsewhere"]
 
 
 class Member(NamedTuple):
@@ -54,6 +54,16 @@ def owned_tensors(component: nn.Module) -> Iterator[Member]:
             for name, tensor in owned.items():
                 if tensor is not None:
                     yield Member(f"{path}.{name}" if path else name, tensor, module, is_buffer)
+
+
+def plain_tensors(component: nn.Module) -> list[Skipped]:
+    """Tensors on a device that are mere attributes of a module: nobody moves them, so they are named."""
+    return [
+        Skipped(f"{path}.{name}" if path else name, "a plain attribute, neither parameter nor buffer", _size_of(value))
+        for path, module in component.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
+    ]
 
 
 def survey(component: nn.Module, name: str) -> Survey:

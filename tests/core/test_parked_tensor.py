@@ -219,6 +219,8 @@ def test_a_move_to_the_host_is_honoured(parked: tuple[Denoiser, dict[str, Tensor
     component.to("cpu")
     assert {tensor.device.type for tensor in component.state_dict(keep_vars=True).values()} == {"cpu"}
     assert not any(is_parked(weight) for weight in component.parameters())
+    component.restore_non_layer_weights()  # it stays where it was moved
+    assert {tensor.device.type for tensor in component.state_dict(keep_vars=True).values()} == {"cpu"}
     assert_same_bits(snapshot(component), values)
     assert fake_device.requested == 0
 

@@ -176,6 +176,7 @@ def test_the_report_counts_what_was_freed_and_names_what_was_not(fake_device: Fa
     component = Aliases(fake_device.device)
     component.register_buffer("table", torch.ones(8, device=fake_device.device))
     component.on_host = nn.Parameter(torch.ones(2))
+    component.lookup = torch.ones(2, device=fake_device.device)
     view = component.first.detach()[2:]
     report = Parking(component, "component", ALWAYS).park()
     assert report.bytes_freed == 3 * 4
@@ -184,6 +185,7 @@ def test_the_report_counts_what_was_freed_and_names_what_was_not(fake_device: Fa
         "first = second = shared": "a tensor outside the component's parameters and buffers views its bytes",
         "table": "buffers stay on the device",
         "on_host": "it is on the host already",
+        "lookup": "a plain attribute, neither parameter nor buffer",
     }
     assert all(name in str(report) for name in reasons)
     view.fill_(7)
