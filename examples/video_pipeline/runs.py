@@ -47,7 +47,7 @@ class Run:
 
     Either ``frames`` or ``out_of_memory`` is None. ``live_after`` are the bytes that tensors hold on the card when the
     request is over, ``to_host`` all that went to the host until then. ``marks`` are the moments at which stages began.
-    ``non_layer_weights`` and ``buffers`` are sizes by component.
+    ``layer_weights``, ``non_layer_weights`` and ``buffers`` are sizes by component.
     """
 
     card: int
@@ -57,6 +57,7 @@ class Run:
     out_of_memory: OutOfMemory | None
     live_after: int
     to_host: int
+    layer_weights: Mapping[str, int]
     non_layer_weights: Mapping[str, int]
     buffers: Mapping[str, int]
     memory_log: tuple[MemorySample, ...]
@@ -82,7 +83,7 @@ def run(
 ) -> Run:
     """Build the pipeline for a fresh card with that much ``memory`` and let it answer ``request`` once."""
     components = build_components(sizes)
-    non_layer_weights = {name: non_layer for name, (_, non_layer) in components.weight_bytes.items()}
+    weights = components.weight_bytes
     buffers = {name: sum(b.nbytes for b in module.buffers()) for name, module in components.modules.items()}
     config = OffloadConfig(performance_mode=PerformanceMode.MEMORY, parking=parking)
     stages: list[Stage] = []
@@ -105,7 +106,8 @@ def run(
             out_of_memory=out_of_memory,
             live_after=gpu.requested,
             to_host=sum(transfer.bytes for transfer in gpu.transfers if transfer.kind == "d2h"),
-            non_layer_weights=non_layer_weights,
+            layer_weights={name: in_layers for name, (in_layers, _) in weights.items()},
+            non_layer_weights={name: others for name, (_, others) in weights.items()},
             buffers=buffers,
             memory_log=tuple(gpu.memory_log),
             marks=tuple(gpu.marks),
