@@ -7,6 +7,7 @@ only look at sizes and strides (views) run on the device tensors themselves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def install() -> None:
     generic = set(_registered_for("CompositeExplicitAutogradNonFunctional")) | set(
         _registered_for("CompositeExplicitAutograd")
     )
-    for qualified in sorted(generic.intersection(_registered_for("CPU")) - own_kernels.names() | _WHOLE):
+    for qualified in sorted(generic.intersection(_registered_for("CPU")) - own_kernels.names() | _WHOLE | _VIEWS):
         name, _, overload = qualified.removeprefix("aten::").partition(".")
         if qualified.startswith("aten::"):
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
@@ -72,12 +73,7 @@ def kernel_of(op: OpOverload) -> Kernel:
 
 def _on_device_tensors(op: OpOverload) -> Kernel:
     """Views share the storage of the device tensor, so the CPU's kernel gets that tensor and not a view of it."""
-    run = op._handle.redispatch_boxed  # type: ignore[attr-defined]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return run(_HOST_KEY, *args, **kwargs)
-
-    return kernel
+    return functools.partial(op._handle.redispatch_boxed, _HOST_KEY)  # type: ignore[attr-defined]
 
 
 def _on_host_views(op: OpOverload) -> Kernel:
@@ -231,6 +227,8 @@ class Call:
 
 #: Composites of an allocation and a copy, so frequent in models that they run as one.
 _WHOLE = {"aten::clone", "aten::constant_pad_nd"}
+#: The views that all others are made of: by name they do not even enter Python.
+_VIEWS = {"aten::view", "aten::as_strided", "aten::_reshape_alias"}
 #: ``TensorAdvancedIndexing.cpp`` moves the indices of these to the device of what they index.
 _TAKE_HOST_INDICES = {f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_")}
 _INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)
