@@ -5,6 +5,7 @@ which would define the tests in it and run none of them.
 """
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,9 @@ INSTALL = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox"
 
 def run_pytest(*arguments, cwd):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    # Workers of xdist say so in their environment; pytest-benchmark in the inner run would believe to be in one, too.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
