@@ -1,0 +1,22 @@
+"""torch's own warnings, which are errors in this repository, in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+#: How the warning begins, and why it is not ours.
+TORCHS_OWN = {
+    "LSTM with projections is not supported with oneDNN": "the CPU says so of its own kernel, which the device borrows",
+    "`torch.jit.script": "torch's forward-mode derivatives are decompositions that it compiles with torch.jit on first use",
+    "ComplexHalf support is experimental": "said of any tensor of that dtype",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            for message in TORCHS_OWN:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))

@@ -1,0 +1,75 @@
+"""``torch.compile(backend="eager")``, FX and functional transforms trace what runs on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_park.fakegpu import FakeDevice
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def module(fake_device: FakeDevice) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(fake_device.device)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_module_equals_itself(fake_device: FakeDevice, module: nn.Module, backend: str) -> None:
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    input = torch.randn(3, 4, device=fake_device.device, requires_grad=True)
+    output = compiled(input)
+    torch.testing.assert_close(output, module(input))
+    (gradient,) = torch.autograd.grad(output.sum(), input)
+    (expected,) = torch.autograd.grad(module(input).sum(), input)
+    torch.testing.assert_close(gradient, expected)
+    assert gradient.device == fake_device.device
+
+
+def test_a_compiled_function_makes_tensors_on_the_device(fake_device: FakeDevice) -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def made(count: int) -> torch.Tensor:
+        return torch.arange(count, device="fakegpu") * 2 + torch.ones(count, device="fakegpu")
+
+    assert made(3).tolist() == [1, 3, 5]
+    assert made(3).device == fake_device.device
+
+
+def test_a_graph_can_be_traced(fake_device: FakeDevice, module: nn.Module) -> None:
+    traced = torch.fx.symbolic_trace(module)
+    input = torch.randn(3, 4, device=fake_device.device)
+    torch.testing.assert_close(traced(input), module(input))
+
+
+def test_functional_transforms_work(fake_device: FakeDevice, module: nn.Module) -> None:
+    input = torch.randn(3, 4, device=fake_device.device)
+    torch.testing.assert_close(torch.func.vmap(module)(input), module(input))
+    gradient = torch.func.grad(lambda x: module(x).sum())(input)
+    leaf = input.clone().requires_grad_()
+    module(leaf).sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad)
+    _, tangent = torch.func.jvp(module, (input,), (torch.ones_like(input),))
+    assert tangent.device == fake_device.device
+    host = module.to("cpu")
+    torch.testing.assert_close(
+        tangent.cpu(), torch.func.jvp(host, (input.cpu(),), (torch.ones(3, 4),))[1]
+    )
+
+
+def test_modes_see_the_operators(fake_device: FakeDevice, module: nn.Module) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    input = torch.randn(3, 4, device=fake_device.device)
+    with FlopCounterMode(display=False) as counter:
+        module(input)
+    assert counter.get_total_flops() == 2 * 3 * (4 * 8 + 8 * 2)
