@@ -11,6 +11,7 @@ from .sick.healthy import Healthy, parkable
 from .sick.patient import component
 
 
+@pytest.mark.fake_device(count=2)
 class TestHealthyImplementation(ParkableContract):
     @pytest.fixture
     def parkable(self, fake_device: FakeDevice) -> Parkable:

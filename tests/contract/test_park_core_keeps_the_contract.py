@@ -50,6 +50,7 @@ def parkable_of(
     )
 
 
+@pytest.mark.fake_device(count=2)
 class TestParkCore(ParkableContract):
     @pytest.fixture
     def parkable(self, fake_device: FakeDevice) -> Parkable:

@@ -85,7 +85,7 @@ def check_a_shared_submodule_is_parked_when_both_released_it(case: Case, order: 
     for step in order:
         owner, verb = step.split()
         if verb == "parks":
-            case.scarce(true_bytes // 3)
+            case.scarce(true_bytes // 3, times=2)
             action = owners[owner].park
             released.add(owner)
         else:

@@ -96,7 +96,7 @@ class DropsBeforeItAsks(Healthy):
         return answer
 
 
-@sick("c24_")
+@sick("c24_", follows=["c30_", "c38_"])
 class StagesEverythingOnTheDevice(Healthy):
     """Restores through one buffer on the device that holds everything once more."""
 

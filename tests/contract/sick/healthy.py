@@ -286,6 +286,21 @@ class Healthy:
             module.__dict__.pop("_apply", None)
 
 
+class HasPlaceholders(Healthy):
+    """Has placeholders of one element for its variants, made when memory is not scarce."""
+
+    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
+        super().__init__(module, *args, **options)
+        self._placeholders: dict[Any, torch.Tensor] = {}
+        for parameter in module.parameters():
+            with torch.inference_mode(parameter.is_inference()):
+                one = torch.zeros(1, dtype=parameter.dtype, device=self.device)
+            self._placeholders[parameter.dtype, parameter.is_inference()] = one
+
+    def placeholder_of_one(self, parameter: nn.Parameter) -> torch.Tensor:
+        return self._placeholders[parameter.dtype, parameter.is_inference()]
+
+
 def parkable(
     implementation: type[Healthy], module: nn.Module, inputs: Any, streamed: Sequence[str] = (), **options: Any
 ) -> Parkable:

@@ -101,7 +101,7 @@ class AllocatesABufferInTheMiddle(Healthy):
 
     def move_out(self, groups: list[Group]) -> None:
         super().move_out(groups[:1])
-        torch.empty(self.bytes_of(groups) // 4, dtype=torch.uint8, device=self.device)
+        torch.empty(self.bytes_of(groups) * 5 // 8, dtype=torch.uint8, device=self.device)
         super().move_out(groups[1:])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import PARKED, Healthy, Parked, name_of
+from .healthy import PARKED, HasPlaceholders, Healthy, Parked, name_of
 
 
 class _ShowsPlaceholders(Parked):
@@ -119,19 +119,11 @@ class GuardsTheComponentOnly(Healthy):
         raise RuntimeError("the component is parked: call restore() first")
 
 
-@sick("c20_a_parked_module", "c20_a_forward")
-class GuardsNothing(Healthy):
-    """Nothing is refused: kernels get placeholders of one element."""
+@sick("c20_a_parked_module", "c20_a_forward", follows=["c38_"])
+class GuardsNothing(HasPlaceholders):
+    """Nothing is refused: kernels get placeholders of one element, made before they are needed."""
 
     disguise_as = _Permeable
-
-    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
-        super().__init__(module, *args, **options)
-        self.placeholders: dict[Any, torch.Tensor] = {}
-        for parameter in module.parameters():
-            kind = parameter.dtype, parameter.is_inference()
-            with torch.inference_mode(parameter.is_inference()):
-                self.placeholders[kind] = torch.zeros(1, dtype=parameter.dtype, device=self.device)
 
     def guard(self) -> None:
         super().guard()
@@ -139,7 +131,7 @@ class GuardsNothing(Healthy):
             hook.remove()
 
     def placeholder(self, parameter: nn.Parameter) -> torch.Tensor:
-        return self.placeholders[parameter.dtype, parameter.is_inference()]
+        return self.placeholder_of_one(parameter)
 
 
 @sick("c20_a_parked_module")

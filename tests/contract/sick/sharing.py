@@ -10,7 +10,7 @@ from torch import nn
 from pytest_park.contract import Report
 
 from .bank import sick
-from .healthy import PARKED, Group, Healthy, Left
+from .healthy import PARKED, Group, HasPlaceholders, Healthy, Left
 
 
 @sick("c35_")
@@ -57,16 +57,15 @@ class HasNoLock(Healthy):
 
 
 @sick("c38_")
-class GuardsLast(Healthy):
+class GuardsLast(HasPlaceholders):
     """Swaps the data first and refuses forwards afterwards."""
 
     def move_out(self, groups: list[Group]) -> None:
         copies = [self.copy_out(group) for group in groups]
         for group in groups:
             for _, parameter in group:
-                parameter.data = (
-                    parameter.data[:0].sum().expand_as(parameter)
-                )  # a zero that has the shape of the weight
+                with torch.inference_mode(parameter.is_inference()):
+                    parameter.data = self.placeholder_of_one(parameter).expand(1, *parameter.shape)[0]
         for group, copy in zip(groups, copies, strict=True):
             self.swap_out(group, copy)
 

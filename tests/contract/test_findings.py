@@ -1,0 +1,60 @@
+"""A finding tells somebody who has not read the contract what is wrong, in bytes and names, and who else met it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_park.contract import Finding, Parkable, check, examine
+from pytest_park.contract.__main__ import main
+from pytest_park.contract.registry import all_checks
+from pytest_park.fakegpu import FakeDevice
+
+from .sick.healthy import Healthy, parkable
+from .sick.idempotence import DropsTheOnlyCopy, RestoresAtTheSecondPark
+from .sick.patient import component
+from .sick.updates import UsesStaleCopies
+
+
+def findings(implementation: type[Healthy], device: FakeDevice, *only: str) -> list[Finding]:
+    def make() -> Parkable:
+        return replace(parkable(implementation, *component(device.device)), fake_device=device)
+
+    return check(make, only=only)
+
+
+def test_lost_weights_are_named_with_their_report(fake_device: FakeDevice) -> None:
+    text = str(findings(DropsTheOnlyCopy, fake_device, "c05")[0])
+    assert "C5 is broken: parking again keeps the memory free and loses nothing" in text
+    assert "0.weight" in text
+    assert "shape [16, 16] became [0]" in text
+    assert "https://github.com/sgl-project/sglang/issues/38166" in text
+    assert "history:  park -> headroom" in text
+
+
+def test_memory_that_comes_back_is_counted_in_bytes(fake_device: FakeDevice) -> None:
+    text = str(findings(RestoresAtTheSecondPark, fake_device, "c05")[0])
+    assert "1,760 more" in text
+
+
+def test_a_lost_update_is_told_from_a_wrong_value(fake_device: FakeDevice) -> None:
+    finding = next(one for one in findings(UsesStaleCopies, fake_device, "c11") if "LoRA" in one.check)
+    assert "undone: the value from before the write is back" in finding.seen
+
+
+@pytest.mark.parametrize("one", [one for one in all_checks() if one.promise], ids=lambda one: one.id)
+def test_every_check_says_what_usually_causes_it_and_who_met_it(one) -> None:
+    assert one.cause
+    assert one.reports
+    assert all(len(report.split("/")) == 4 and report.split("/")[3].isdigit() for report in one.reports)
+
+
+def test_the_command_prints_a_table(fake_device: FakeDevice, capsys: pytest.CaptureFixture[str]) -> None:
+    def make() -> Parkable:
+        return replace(parkable(DropsTheOnlyCopy, *component(fake_device.device)), fake_device=fake_device)
+
+    verdicts = examine(make, only=["idempotence"])
+    assert {verdict.outcome for verdict in verdicts} == {"kept", "broken"}
+    assert main(["no_such_module:factory"]) == 2
+    assert "cannot load 'no_such_module:factory'" in capsys.readouterr().err
