@@ -10,6 +10,7 @@ import pytest
 TORCHS_OWN = {
     "LSTM with projections is not supported with oneDNN": "the CPU says so of its own kernel, which the device borrows",
     "`torch.jit.script": "torch's forward-mode derivatives are decompositions that it compiles with torch.jit on first use",
+    "Sparse CSR tensor support is in beta": "said of any such tensor on the CPU",
     "ComplexHalf support is experimental": "said of any tensor of that dtype",
 }
 

@@ -9,18 +9,25 @@ import torch
 
 from .comparison import same_outcome
 from .database import OPERATORS, parameters, samples
+from .exceptions import HOST_ARGUMENTS, ROUNDING, UNINITIALISED
 
-#: They make memory without writing it: there is no right value.
-UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 OTHERS = (torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
 pytestmark = [pytest.mark.fake_device(memory="1 GiB"), pytest.mark.usefixtures("fake_device")]
 
 
 def _same(op: Any, dtype: torch.dtype) -> None:
+    half = dtype in (torch.bfloat16, torch.float16)
+    atol, rtol = ROUNDING.get(op.name, (None, None)) if half else (None, None)
     for sample in samples(op, dtype):
         expected, _ = same_outcome(
-            op.op, (sample.input, *sample.args), sample.kwargs, values=op.name not in UNINITIALISED
+            op.op,
+            (sample.input, *sample.args),
+            sample.kwargs,
+            move_all=op.name not in HOST_ARGUMENTS,
+            values=op.name not in UNINITIALISED,
+            atol=atol,
+            rtol=rtol,
         )
         if expected.error is not None:
             raise expected.error  # the samples are valid arguments
