@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
+import resource
 import signal
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -74,7 +77,7 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
         is_own = subject is parkable
         with Case(subject) as case:
             history = case.history
-            if one.in_child:
+            if one.in_child == "only" or (one.in_child == "if possible" and can_fork(case)):
                 _in_child(lambda: one.run(case, variant), case)
             else:
                 one.run(case, variant)
@@ -123,15 +126,24 @@ def _fresh(factory: ParkableFactory, seen: weakref.WeakSet[nn.Module]) -> Parkab
     return parkable
 
 
+def can_fork(case: Case) -> bool:
+    """A real accelerator does not survive a fork."""
+    return case.device.is_fake and hasattr(os, "fork")
+
+
 def _in_child(run: Callable[[], None], case: Case) -> None:
     """Run in a forked process: a crash there is a finding and not the end of the test run."""
-    if not case.device.is_fake or not hasattr(os, "fork"):
+    if not can_fork(case):
         raise NotApplicable("may crash the process and a real accelerator does not survive a fork: use the fake device")
     reading, writing = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child runs its own only
+        child = os.fork()
     if child == 0:
         code = 1
         try:
+            faulthandler.disable()  # a crash is reported by the parent
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.close(reading)
             torch.set_num_threads(1)  # OpenMP's thread pool does not survive a fork
             signal.alarm(60)

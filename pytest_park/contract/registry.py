@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from .case import Case
     from .probes import Trait
 
 CheckFunction = Callable[..., None]
+
+#: Whether a check runs in a process of its own, because an implementation with the fault may crash: ``if possible``
+#: (it is
+#: on the fake device, not on a real one) or ``only``.
+Child = Literal["no", "if possible", "only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Check:
     reports: tuple[str, ...]
     variants: Mapping[str, Any] = field(default_factory=dict)
     on: Trait | None = None
-    in_child: bool = False
+    in_child: Child = "no"
 
     @property
     def id(self) -> str:
@@ -54,12 +59,11 @@ def promise(
     reports: Iterable[str] = (),
     variants: Mapping[str, Any] | None = None,
     on: Trait | None = None,
-    in_child: bool = False,
+    in_child: Child = "no",
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register ``check_xxx(case)`` or ``check_xxx(case, variant)`` as a check of promise *number*.
 
-    *on* is what the module must have for the check to mean something; *in_child* runs it in a process of its own,
-    because an implementation with the fault may crash.
+    *on* is what the module must have for the check to mean something; *in_child* says where it runs.
     """
 
     def register(function: CheckFunction) -> CheckFunction:

@@ -80,9 +80,9 @@ class Snapshot:
 
     def _sharing_differences(self, now: Snapshot) -> list[str]:
         return [
-            f"{' and '.join(names)} shared one storage and no longer do"
-            for names in self.groups()
-            if len({now.records[name].storage for name in names if name in now.records}) > 1
+            f"{first}: shared its storage with {', '.join(others)}, and no longer does"
+            for first, *others in self.groups()
+            if len({now.records[name].storage for name in (first, *others) if name in now.records}) > 1
         ]
 
     def groups(self) -> list[tuple[str, ...]]:

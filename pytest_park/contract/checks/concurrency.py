@@ -54,12 +54,21 @@ class Second(threading.Thread):
         """Returns when the thread has ended, or makes no progress any more: then it waits for the first thread."""
         last: Any = None
         same = 0
-        while self.is_alive() and same < 8:
+        while self.is_alive() and same < 5:
             frame = sys._current_frames().get(self.ident or 0)
             now = (frame.f_code, frame.f_lasti) if frame is not None else None
-            same = same + 1 if now == last else 0
+            same = same + 1 if now == last and self._is_asleep() else 0
             last = now
             self.join(0.001)
+
+    def _is_asleep(self) -> bool:
+        """Whether the system has nothing to do for the thread: one that only waits for a busy processor is not
+        asleep."""
+        try:
+            with open(f"/proc/self/task/{self.native_id}/stat") as stat:
+                return stat.read().rpartition(")")[2].split()[0] == "S"
+        except OSError:
+            return True  # not Linux, or it has just ended
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ MEETINGS = {
         "unslothai/unsloth/pull/6774",
     ),
     variants=MEETINGS,
+    in_child="if possible",
 )
 def check_two_threads_do_not_tear_the_state(case: Case, meeting: Meeting) -> None:
     actions: dict[str, Callable[[], Any]] = {

@@ -201,11 +201,18 @@ def check_equal_neighbours_do_not_oscillate(case: Case, load: float) -> None:
     for parkable in pair:
         case.device.relieve()
         case.attempt("restore", parkable.restore)
-    if any(repeat != repeats[1] for repeat in repeats[2:]):
-        raise Broken(
-            expected="the same device bytes at each step of requests 2 to 5",
-            seen=f"at the ends of the requests: {', '.join(f'{repeat[-1]:+,}' for repeat in repeats)}",
-        )
+    for step, *levels in zip(STEPS, *repeats[1:], strict=True):
+        if len(set(levels)) > 1:
+            raise Broken(
+                expected="the same device bytes at each step of requests 2 to 5",
+                seen=f"after {step}: {', '.join(f'{level:,}' for level in levels)} bytes",
+            )
+
+
+STEPS = (
+    *("the first is restored", "the first parks", "the second is restored", "the second parks"),
+    *("the first parks again at the end of the request", "the second parks again at the end of the request"),
+)
 
 
 def _request(case: Case, pair: list[Parkable]) -> list[int]:

@@ -105,6 +105,7 @@ def check_a_second_restore_does_nothing(case: Case, after_a_cycle: bool) -> None
     "wrong",
     reports=("sgl-project/sglang/issues/38166", "radixark/miles/issues/1958"),
     variants={f"walk {seed}": seed for seed in range(4)},
+    in_child="if possible",
 )
 def check_no_walk_loses_a_weight(case: Case, seed: int) -> None:
     walk = random.Random(seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import PARKED, HasPlaceholders, Healthy, Parked, name_of
+from .healthy import PARKED, HasPlaceholders, Healthy, Parked, ParkedError, name_of
 
 
 class _ShowsPlaceholders(Parked):
@@ -94,8 +95,6 @@ class _Permeable(Parked):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from .healthy import ParkedError
-
         try:
             return super().__torch_function__(function, types, args, kwargs)
         except ParkedError:
@@ -151,3 +150,23 @@ class RaisesTheErrorOfTheShape(Healthy):
     def _complain(self, module: nn.Module, args: Any) -> None:
         if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x16 and 0x0)")
+
+
+class _Crashes(Parked):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if name_of(function) == "linear":
+            signal.raise_signal(signal.SIGSEGV)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+@sick("c20_a_parked_module", "c20_a_forward", follows=["c07_", "c38_"])
+class CrashesOnPlaceholders(Healthy):
+    """Nothing is refused, and a kernel that checks no shapes reads past a placeholder without elements."""
+
+    disguise_as = _Crashes
+
+    def guard(self) -> None:
+        super().guard()
+        for hook in self.hooks:
+            hook.remove()
