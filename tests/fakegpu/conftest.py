@@ -9,7 +9,7 @@ import pytest
 #: How the warning begins, and why it is not ours.
 TORCHS_OWN = {
     "LSTM with projections is not supported with oneDNN": "the CPU says so of its own kernel, which the device borrows",
-    "`torch.jit.script": "torch's forward-mode derivatives are decompositions that it compiles with torch.jit on first use",
+    "`torch.jit.script": "torch compiles its forward-mode derivatives on first use",
     "Sparse CSR tensor support is in beta": "said of any such tensor on the CPU",
     "ComplexHalf support is experimental": "said of any tensor of that dtype",
 }

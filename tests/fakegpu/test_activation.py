@@ -122,12 +122,13 @@ def test_a_tensor_that_outlives_its_device_does_not_count_on_the_next() -> None:
         assert gpu.allocated == 0
 
 
-# -- everything is put back ---------------------------------------------------------------------------------------------
+# -- everything is put back -------------------------------------------------------------------------------------------
 
 _OWNERS = (
     torch, torch._C, torch.Tensor, torch._C.TensorBase, torch.UntypedStorage, torch.TypedStorage, torch.storage,
-    torch.serialization, torch.accelerator, torch.random, torch.cuda, torch.autograd, torch.nn.Module, torch.nn.functional,
-    torch.utils.data, torch._ops.ops.aten, torch.Generator, torch.Stream, torch.Event, torch.utils.dlpack,
+    torch.serialization, torch.accelerator, torch.random, torch.cuda, torch.autograd, torch.nn.Module,
+    torch.nn.functional, torch.utils.data, torch.ops.aten, torch.Generator, torch.Stream, torch.Event,
+    torch.utils.dlpack,
 )  # fmt: skip
 
 
@@ -139,7 +140,8 @@ def attributes() -> list[dict[str, Any]]:
 def kernels() -> dict[str, list[str]]:
     """The operators that have a kernel of their own for the host, which nobody but torch should give."""
     return {
-        key: sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)) for key in ("CPU", "AutogradCPU", "CUDA")
+        key: sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+        for key in ("CPU", "AutogradCPU", "CUDA")
     }
 
 
@@ -156,7 +158,7 @@ def test_the_comparison_sees_a_patch() -> None:
     before = attributes()
     with activate("1 GiB"):
         seen = differences(before, attributes())
-    assert {"Tensor.data", "UntypedStorage.resize_", "torch.Generator", "torch.empty"} <= {name for name in seen}
+    assert {"Tensor.data", "UntypedStorage.resize_", "torch.Generator", "torch.empty"} <= set(seen)
 
 
 def test_torch_is_unchanged_afterwards() -> None:
@@ -174,8 +176,7 @@ def test_torch_is_unchanged_afterwards() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError, GeneratorExit])
 def test_torch_is_unchanged_after_an_exception_inside(error: type[BaseException]) -> None:
     before, kernels_before = attributes(), kernels()
-    with pytest.raises(error), activate("1 GiB") as gpu:
-        torch.ones(2, device=gpu.device)
+    with pytest.raises(error), activate("1 GiB"):
         raise error
     assert differences(before, attributes()) == []
     assert kernels() == kernels_before
@@ -211,12 +212,15 @@ def test_pinned_memory_is_not_pinned_after_the_end() -> None:
         assert not pinned.is_pinned()
 
 
-# -- processes that cannot have it --------------------------------------------------------------------------------------
+# -- processes that cannot have it ------------------------------------------------------------------------------------
 
 
 def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -243,7 +247,7 @@ def test_beside_another_back_end_it_is_refused_by_name() -> None:
     ["torch.utils.backend_registration._setup_privateuseone_for_python_backend", "torch._C._acc.PrivateUse1Hooks"],
 )
 def test_with_a_torch_that_lacks_what_it_needs_it_is_refused_by_name(lacks: str) -> None:
-    owner, _, name = lacks.rpartition(".")
+    _owner, _, name = lacks.rpartition(".")
     ran = in_a_process(f"""
         import torch, torch.utils.backend_registration
         del {lacks}

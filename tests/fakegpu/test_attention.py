@@ -16,7 +16,9 @@ from pytest_park.fakegpu import FakeDevice
 _HEADS, _LENGTH, _WIDTH = 2, 512, 16
 
 
-def inputs(length: int = _LENGTH, keys: int | None = None, heads: int = _HEADS, dtype: torch.dtype = torch.float32) -> Any:
+def inputs(
+    length: int = _LENGTH, keys: int | None = None, heads: int = _HEADS, dtype: torch.dtype = torch.float32
+) -> Any:
     torch.manual_seed(0)
     shapes = (heads, length), (heads, keys or length), (heads, keys or length)
     return [torch.randn(1, *shape, _WIDTH).to(dtype) for shape in shapes]
@@ -159,7 +161,11 @@ def test_multi_head_attention_equals_the_cpu(fake_device: FakeDevice) -> None:
 
 def test_a_shape_that_does_not_fit_is_refused(fake_device: FakeDevice) -> None:
     query, key, value = inputs(8)
-    for given in ((query, key[:, :1].expand(1, 3, 8, 16), value), (query, key, value[:, :, :4]), (query, key[0, 0, 0], value)):
+    for given in (
+        (query, key[:, :1].expand(1, 3, 8, 16), value),
+        (query, key, value[:, :, :4]),
+        (query, key[0, 0, 0], value),
+    ):
         with pytest.raises(RuntimeError) as expected:
             torch.ops.aten._scaled_dot_product_attention_math(*given)
         with pytest.raises(type(expected.value)):

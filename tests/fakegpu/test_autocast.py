@@ -49,7 +49,9 @@ _WIDEST: dict[str, Callable[[], torch.Tensor]] = {
 _UNTOUCHED: dict[str, Callable[[], torch.Tensor]] = {
     "add": lambda: tensor(2, dtype=torch.bfloat16) + tensor(2, dtype=torch.bfloat16),
     "relu": lambda: tensor(2, dtype=torch.float16).relu(),
-    "embedding": lambda: F.embedding(torch.zeros(1, dtype=torch.int64, device="fakegpu"), tensor(2, 2, dtype=torch.float16)),
+    "embedding": lambda: F.embedding(
+        torch.zeros(1, dtype=torch.int64, device="fakegpu"), tensor(2, 2, dtype=torch.float16)
+    ),
     "integer sum": lambda: torch.ones(2, dtype=torch.int64, device="fakegpu") * 2,
 }
 
@@ -60,7 +62,9 @@ def each(calls: dict[str, Callable[[], torch.Tensor]]) -> Any:
 
 @each(_LOWER)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_products_run_in_the_lower_dtype(fake_device: FakeDevice, call: Callable[[], torch.Tensor], dtype: torch.dtype) -> None:
+def test_products_run_in_the_lower_dtype(
+    fake_device: FakeDevice, call: Callable[[], torch.Tensor], dtype: torch.dtype
+) -> None:
     plain = call()
     assert plain.dtype is torch.float32
     with torch.autocast("fakegpu", dtype=dtype):
@@ -103,7 +107,9 @@ def test_every_operator_that_cuda_casts_is_cast(fake_device: FakeDevice, macro: 
     known = set(torch._C._dispatch_get_all_op_names())
     listed = _listed(f"AT_FORALL_{macro}") & known
     assert len(listed) > 8
-    lacking = {name for name in listed if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastPrivateUse1")}
+    lacking = {
+        name for name in listed if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastPrivateUse1")
+    }
     assert lacking == set()
 
 

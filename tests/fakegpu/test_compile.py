@@ -61,9 +61,7 @@ def test_functional_transforms_work(fake_device: FakeDevice, module: nn.Module) 
     _, tangent = torch.func.jvp(module, (input,), (torch.ones_like(input),))
     assert tangent.device == fake_device.device
     host = module.to("cpu")
-    torch.testing.assert_close(
-        tangent.cpu(), torch.func.jvp(host, (input.cpu(),), (torch.ones(3, 4),))[1]
-    )
+    torch.testing.assert_close(tangent.cpu(), torch.func.jvp(host, (input.cpu(),), (torch.ones(3, 4),))[1])
 
 
 def test_modes_see_the_operators(fake_device: FakeDevice, module: nn.Module) -> None:

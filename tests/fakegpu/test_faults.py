@@ -54,7 +54,9 @@ def test_the_kth_fails_and_only_the_kth(kind: tuple[Any, Any, Any], k: int) -> N
         act()
 
 
-@pytest.mark.parametrize("error", [Special("mine"), KeyboardInterrupt(), MemoryError("mine"), RuntimeError("mine")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [Special("mine"), KeyboardInterrupt(), MemoryError("mine"), RuntimeError("mine")], ids=repr
+)
 def test_any_exception_can_be_had_and_arrives_unchanged(kind: tuple[Any, Any, Any], error: BaseException) -> None:
     fail, act, _ = kind
     fail(after=1, error=error)
@@ -133,7 +135,9 @@ def test_views_and_in_place_operators_are_no_allocations(fake_device: FakeDevice
         on_device.clone()
 
 
-def test_copies_within_the_device_are_neither_host_nor_device_copies(fake_device: FakeDevice, on_device: torch.Tensor) -> None:
+def test_copies_within_the_device_are_neither_host_nor_device_copies(
+    fake_device: FakeDevice, on_device: torch.Tensor
+) -> None:
     fake_device.fail_device_copy()
     fake_device.fail_host_copy()
     on_device.clone().copy_(on_device)

@@ -104,9 +104,10 @@ def test_generators_of_the_host_are_torchs_own(fake_device: FakeDevice) -> None:
     assert generator.device.type == torch.Generator("cpu").device.type == "cpu"
     assert isinstance(generator, torch.Generator)
     assert not isinstance(3, torch.Generator)
-    assert torch.rand(2, generator=generator.manual_seed(1)).tolist() == torch.rand(
-        2, generator=torch.Generator().manual_seed(1)
-    ).tolist()
+    assert (
+        torch.rand(2, generator=generator.manual_seed(1)).tolist()
+        == torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()
+    )
 
 
 def test_a_generator_of_the_host_is_refused_on_the_device(fake_device: FakeDevice) -> None:

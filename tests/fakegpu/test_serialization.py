@@ -27,8 +27,11 @@ def saved(value: Any) -> io.BytesIO:
     return file
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), lambda t: torch.load(saved(t))],
-                         ids=["deepcopy", "pickle", "torch.save"])  # fmt: skip
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda tensor: pickle.loads(pickle.dumps(tensor)), lambda tensor: torch.load(saved(tensor))],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
 @pytest.mark.parametrize(
     "make",
     [
@@ -41,7 +44,7 @@ def saved(value: Any) -> io.BytesIO:
         lambda t: t.to(torch.complex64),
         lambda t: t[:0],
     ],
-    ids="plain transposed slice parameter bfloat16 bool complex empty".split(),
+    ids=["plain", "transposed", "slice", "parameter", "bfloat16", "bool", "complex", "empty"],
 )
 def test_a_copy_is_equal_and_independent(tensor: torch.Tensor, make: Any, copied: Any) -> None:
     original = make(tensor)

@@ -115,7 +115,7 @@ def test_copies_are_logged_with_their_stream(fake_device: FakeDevice) -> None:
     assert [transfer.stream for transfer in fake_device.transfers] == [stream.stream_id, 0]
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory -----------------------------------------------------------------------------------------------------------
 
 
 def a_large_tensor() -> torch.Tensor:

@@ -81,7 +81,9 @@ def same_outcome(
     if actual.error is not None:
         raise actual.error
     assert_same(actual.result, expected.result, **how)
-    assert_same((device_args, device_kwargs) if move_all else device_args[:1], (args, kwargs) if move_all else args[:1], **how)
+    assert_same(
+        (device_args, device_kwargs) if move_all else device_args[:1], (args, kwargs) if move_all else args[:1], **how
+    )
     assert shared(actual.result, (device_args, device_kwargs)) == shared(expected.result, (args, kwargs)), "aliases"
     surprises = set(actual.warned) - set(expected.warned)
     assert not surprises, surprises

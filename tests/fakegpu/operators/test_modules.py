@@ -29,7 +29,9 @@ def _run(module: nn.Module, sample: Any, arguments: Any) -> Any:
     return outcome(module, *args, **kwargs)
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:Lazy modules are a new feature")  # torch's own
+@pytest.mark.filterwarnings(
+    "ignore:enable_nested_tensor is True", "ignore:Lazy modules are a new feature"
+)  # torch's own
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("info", parameters("module", MODULES, lambda info: torch.float32 in info.dtypes))
 def test_a_module_equals_itself_on_the_cpu(info: Any, training: bool) -> None:

@@ -1,0 +1,190 @@
+"""The books of the allocator: the statistics that torch has, and that they balance whatever happens."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from pytest_park.fakegpu.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from pytest_park.fakegpu.driver import Driver
+from pytest_park.sizes import KiB, MiB
+
+
+def an_allocator(total: int = 1024 * MiB) -> CachingAllocator:
+    return CachingAllocator(Driver(total))
+
+
+_ROWS = (
+    "allocation", "allocated_bytes", "segment", "reserved_bytes", "active", "active_bytes", "inactive_split",
+    "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+_COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "max_split_size",
+)
+
+
+def test_the_statistics_have_the_keys_of_torch() -> None:
+    wanted = {
+        f"{row}.{pool}.{measure}"
+        for row in _ROWS
+        for pool in ("all", "large_pool", "small_pool")
+        for measure in ("current", "peak", "allocated", "freed")
+    }
+    wanted |= set(_COUNTERS)
+    wanted |= {
+        f"oversize_{what}.{measure}"
+        for what in ("allocations", "segments")
+        for measure in ("current", "peak", "allocated", "freed")
+    }
+    assert sorted(wanted - an_allocator().statistics().keys()) == []
+
+
+def test_the_statistics_count_what_happened() -> None:
+    allocator = an_allocator()
+    small, large = allocator.allocate(1000), allocator.allocate(3 * MiB)
+    allocator.free(small)
+    allocator.allocate(11 * MiB)
+    statistics = allocator.statistics()
+    expected = {
+        "allocation.all.current": 2,
+        "allocation.all.peak": 2,
+        "allocation.all.allocated": 3,
+        "allocation.all.freed": 1,
+        "allocation.small_pool.current": 0,
+        "allocation.small_pool.allocated": 1,
+        "allocation.large_pool.current": 2,
+        "allocated_bytes.all.current": 14 * MiB,
+        "allocated_bytes.all.allocated": 14 * MiB + 1024,
+        "allocated_bytes.all.freed": 1024,
+        "allocated_bytes.small_pool.peak": 1024,
+        "requested_bytes.small_pool.peak": 1000,
+        "requested_bytes.all.current": 14 * MiB,
+        "segment.all.current": 2,
+        "segment.small_pool.current": 1,
+        "reserved_bytes.all.current": 22 * MiB,
+        "reserved_bytes.large_pool.peak": 20 * MiB,
+        "active_bytes.all.current": 14 * MiB,
+        "inactive_split.all.current": 1,
+        "inactive_split_bytes.all.current": 6 * MiB,
+        "inactive_split_bytes.large_pool.current": 6 * MiB,
+        "num_device_alloc": 2,
+        "num_device_free": 0,
+    }
+    assert {key: statistics[key] for key in expected} == expected
+    allocator.free(large)
+    assert allocator.statistics()["inactive_split.all.current"] == 2
+    allocator.empty_cache()
+    statistics = allocator.statistics()
+    assert (statistics["num_device_free"], statistics["segment.all.freed"]) == (1, 1)
+    assert statistics["reserved_bytes.all.freed"] == 2 * MiB
+
+
+def test_peaks_start_again_from_what_is_live() -> None:
+    allocator = an_allocator()
+    live, gone = allocator.allocate(20 * MiB), allocator.allocate(30 * MiB)
+    allocator.free(gone)
+    allocator.settle()
+    statistics = allocator.statistics()
+    assert (statistics["allocated_bytes.all.peak"], statistics["reserved_bytes.all.peak"]) == (50 * MiB, 50 * MiB)
+    allocator.reset_peaks()
+    allocator.empty_cache()
+    allocator.reset_peaks()
+    statistics = allocator.statistics()
+    assert (statistics["allocated_bytes.all.peak"], statistics["reserved_bytes.all.peak"]) == (20 * MiB, 20 * MiB)
+    assert statistics["allocated_bytes.all.allocated"] == 50 * MiB
+    allocator.allocate(1 * MiB)
+    assert allocator.statistics()["allocated_bytes.all.peak"] == 21 * MiB
+    assert live.requested
+
+
+def test_accumulated_counts_start_again_from_nothing() -> None:
+    """``Stat::reset_accumulated`` sets both to zero, whatever is live."""
+    allocator = an_allocator()
+    live = allocator.allocate(20 * MiB)
+    allocator.reset_accumulated()
+    statistics = allocator.statistics()
+    assert (statistics["allocated_bytes.all.allocated"], statistics["allocated_bytes.all.freed"]) == (0, 0)
+    assert (statistics["num_alloc_retries"], statistics["num_device_alloc"]) == (0, 0)
+    assert statistics["allocated_bytes.all.current"] == 20 * MiB
+    allocator.free(live)
+    statistics = allocator.statistics()
+    assert (statistics["allocated_bytes.all.allocated"], statistics["allocated_bytes.all.freed"]) == (0, 20 * MiB)
+
+
+# -- whatever happens -------------------------------------------------------------------------------------------------
+
+
+def assert_sound(allocator: CachingAllocator, live: list[Block]) -> None:
+    """Blocks cover their segments without gaps, no two free neighbours, and every count equals what is there."""
+    segments = allocator.segments()
+    assert allocator.reserved == allocator.driver.taken == sum(segment.size for segment in segments)
+    assert allocator.allocated == sum(block.size for block in live)
+    assert allocator.requested == sum(block.requested for block in live)
+    seen = set()
+    for segment in segments:
+        address, was_free = segment.address, False
+        for block in segment.blocks():
+            assert block.address == address
+            assert not (was_free and not block.requested)
+            address, was_free = address + block.size, not block.requested
+            seen.add(id(block))
+        assert address == segment.address + segment.size
+    assert seen >= {id(block) for block in live}
+    assert allocator.all.size == allocator.small.size + allocator.large.size
+    assert allocator.all.reserved == allocator.small.reserved + allocator.large.reserved
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_books_balance_after_any_sequence(seed: int) -> None:
+    chance = random.Random(seed)
+    allocator = an_allocator(200 * MiB)
+    live: list[Block] = []
+    for step in range(2000):
+        what = chance.random()
+        if what < 0.5:
+            size = chance.choice([1, 512, 4 * KiB, 700 * KiB, 1 * MiB, 3 * MiB, 10 * MiB, 25 * MiB])
+            try:
+                live.append(allocator.allocate(chance.randint(1, size), stream=chance.randint(0, 2)))
+            except OutOfDeviceMemory:
+                assert allocator.driver.free < 52 * MiB
+        elif what < 0.97 and live:
+            allocator.free(live.pop(chance.randrange(len(live))))
+        else:
+            allocator.empty_cache()
+        if step % 50 == 0:
+            assert_sound(allocator, live)
+    assert_sound(allocator, live)
+    for block in live:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert_sound(allocator, [])
+    assert allocator.reserved == 0
+
+
+def test_ten_threads_lose_no_bytes() -> None:
+    allocator = an_allocator()
+    kept: list[Block] = []
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        mine: list[Block] = []
+        for _ in range(500):
+            if mine and chance.random() < 0.5:
+                allocator.free(mine.pop())
+            else:
+                mine.append(allocator.allocate(chance.randint(1, 2 * MiB) if chance.random() < 0.1 else 100))
+        kept.extend(mine)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_sound(allocator, kept)
