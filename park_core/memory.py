@@ -21,7 +21,7 @@ class Headroom:
         driver_free: what the driver reports as free, or a stand-in for it (see ``note``).
         reserved_unused: what the caching allocator has reserved but not handed out.
         cap: the limit of this process (``set_per_process_memory_fraction``) in bytes; None without one.
-        note: why the driver's reading was not trusted; empty if it was.
+        note: why the driver's reading was not trusted, or what to do if it is wrong; empty in the normal case.
         unified: the device has no memory of its own, so moving weights to the host frees nothing.
     """
 
@@ -73,20 +73,22 @@ def device_headroom(device: torch.device | str) -> Headroom:
 
 
 def _driver_free(backend: Any, device: torch.device, reserved: int, capacity: int) -> tuple[int, int, str]:
-    """(free, total, why the driver is not trusted); the stand-in for free is capacity - reserved."""
+    """(free, total, what is odd about them); the stand-in for a free that cannot be right is capacity - reserved.
+
+    Some drivers report no free memory on an idle card, but a full card looks the same: other processes are invisible.
+    So nothing free is believed whenever it can be true. Wrongly believed it costs a transfer; wrongly doubted it runs
+    the next stage out of memory.
+    """
     try:
         free, total = backend.mem_get_info(device)
     except Exception as error:  # a driver may raise anything; parking must not depend on it
         return capacity - reserved, capacity, f"mem_get_info raised {type(error).__name__}: {error}"
+    reading = f"the driver reports {free} B free of {total} B"
     if total <= 0 or not 0 <= free <= total:
-        note = f"the driver reports {free} B free of {total} B"
-    elif free > total - reserved:
-        note = f"the driver reports {free} B free of {total} B although this process has reserved {reserved} B"
-    elif free == 0 and reserved < capacity // 2 and not reserved:
-        note = f"the driver reports 0 B free of {total} B although this process has reserved nothing"
-    else:
-        return free, total, ""
-    return capacity - reserved, capacity, note
+        return capacity - reserved, capacity, reading
+    if free > total - reserved:
+        return capacity - reserved, capacity, f"{reading} although this process has reserved {reserved} B"
+    return free, total, "" if free else f"{reading}; if that is not so, set parking to always or never"
 
 
 def _cap_fraction(backend: Any, device: torch.device) -> float | None:
