@@ -1,16 +1,19 @@
 """Fingerprints of device bytes: is a host copy still current, without bringing the bytes over to compare?
 
-Nothing else tells: a write through ``.data`` moves no version counter. Each 8-byte word is mixed with a key for its
-place by a bijection, and the mixed words are summed modulo 2**64. So a change of one word is always noticed, and any
-other change that does not know the keys goes unnoticed once in about 2**64 times. A plain sum or ``torch.hash_tensor``
-(xor) would miss reordered words, and the xor every weight that is filled with one value.
+Nothing else tells: a write through ``.data`` moves no version counter. The bytes are cut into 4-byte words, each is
+multiplied by an odd 64-bit key for its place, and the products are summed modulo 2**64. A change of words by d1, d2...
+goes unnoticed if and only if d1*k1 + d2*k2 + ... is 0. Each d is less than 2**32, so 2**32 does not divide it, and for
+random odd keys that happens once in 2**32 changes *at the most*: for changes of nothing but top bits, such as the signs
+of a whole weight; once in 2**63 where a lowest bit changes. A change of a single word is always noticed.
+A plain sum, or ``torch.hash_tensor`` (xor), would miss reordered words, and the xor every weight filled with one value.
 """
 
 from __future__ import annotations
 
+import secrets
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -18,11 +21,14 @@ from torch import Tensor
 
 from park_core.storage import bytes_of
 
-__all__ = ["fingerprints", "known_fingerprints"]
+__all__ = ["Fingerprint", "fingerprints", "known_fingerprints"]
 
-_WORDS = 1 << 20  # per chunk; three buffers of 8 MiB stay in the cache of a GPU
-_KEY, _MIX, _FOLD = -7046029254386353131, -4658895280553007687, -7723592293110705685  # odd, as in splitmix64
-_SHIFT = torch.tensor(29)
+Fingerprint = tuple[int, ...]
+"""One number per chunk of a storage. Not folded into one: each chunk keeps the odds above."""
+
+_WORDS = 1 << 19  # per chunk of 2 MiB: two buffers of 4 MiB, in the cache of any GPU. Launches weigh more below that
+_SEED = secrets.randbits(63)
+_STEP, _MIX = -7046029254386353131, (-4658895280553007687, -7723592293110705685)  # of the generator splitmix64
 
 
 class _Piece(NamedTuple):
@@ -30,64 +36,64 @@ class _Piece(NamedTuple):
 
     owner: int
     content: Tensor
-    words: int
 
 
-def fingerprints(storages: Sequence[torch.UntypedStorage]) -> list[int]:
-    """One number per storage, computed on its device; equal bytes have equal numbers, in whatever company.
+def fingerprints(storages: Sequence[torch.UntypedStorage]) -> list[Fingerprint]:
+    """One fingerprint per storage, computed on its device; equal bytes have equal ones, in whatever company.
 
     Raises:
-        torch.OutOfMemoryError: the device has no room for the buffers (24 MiB at the most).
+        torch.OutOfMemoryError: the device has no room for the buffers (10 MiB at the most).
+        NotImplementedError: the device has no values, as a fake one without data.
     """
-    sums = [storage.nbytes() for storage in storages]
     if not storages:
-        return sums
-    size = min(_WORDS, sum(-(-storage.nbytes() // 8) for storage in storages))
-    device = storages[0].device
-    words, spare = (torch.empty(size, dtype=torch.int64, device=device) for _ in range(2))
-    keys = torch.arange(1, size + 1, device=device).mul_(_KEY)
-    for chunk in _chunks(storages, size):
-        ends = list(accumulate(piece.words for piece in chunk))
-        total = _mixed(chunk, words[: ends[-1]], spare[: ends[-1]], keys)
-        upto = total[[end - 1 for end in ends]].tolist()
-        for piece, before, after in zip(chunk, [0, *upto], upto, strict=False):
-            sums[piece.owner] = (sums[piece.owner] * _FOLD + after - before) % (1 << 64)
-    return sums
+        return []
+    size = min(_WORDS, sum(-(-storage.nbytes() // 4) for storage in storages))
+    products = torch.empty(size, dtype=torch.int64, device=storages[0].device)
+    keys = _keys(products)
+    owners: list[int] = []
+    sums: list[Tensor] = []
+    for words, batch in _batches(storages, size):
+        owners += [piece.owner for piece in batch]
+        room = products[: words * len(batch)].view(len(batch), words)
+        sums.append(torch.mul(_packed(batch).view(len(batch), words), keys[:words], out=room).sum(1))
+    found: list[list[int]] = [[] for _ in storages]
+    for owner, value in zip(owners, torch.cat(sums).tolist(), strict=True):
+        found[owner].append(value)
+    return [tuple(values) for values in found]
 
 
-def known_fingerprints(storages: Sequence[torch.UntypedStorage]) -> list[int | None]:
-    """:func:`fingerprints`, or None for each where the device has no room to find out."""
+def known_fingerprints(storages: Sequence[torch.UntypedStorage]) -> list[Fingerprint | None]:
+    """:func:`fingerprints`, or None for each where the device has no room to find out, or no values."""
     try:
         return list(fingerprints(storages))
-    except torch.OutOfMemoryError as failure:
+    except (torch.OutOfMemoryError, NotImplementedError) as failure:
         traceback.clear_frames(failure.__traceback__)  # or its buffers stay as long as anybody has the error
         return [None] * len(storages)
 
 
-def _chunks(storages: Sequence[torch.UntypedStorage], size: int) -> Iterator[list[_Piece]]:
-    """The storages packed into chunks of at most ``size`` words. Only what is larger than that is cut."""
-    chunk: list[_Piece] = []
-    room = size
+def _keys(like: Tensor) -> Tensor:
+    """An odd random key for each place, the same ones throughout the process. Overwrites ``like``."""
+    keys = torch.arange(1, len(like) + 1, device=like.device).mul_(_STEP).add_(_SEED)
+    for shift, mix in zip((30, 27), _MIX, strict=True):
+        keys.bitwise_xor_(torch.bitwise_right_shift(keys, shift, out=like)).mul_(mix)
+    return keys.bitwise_or_(1)
+
+
+def _batches(storages: Sequence[torch.UntypedStorage], size: int) -> Iterator[tuple[int, list[_Piece]]]:
+    """The storages, those above ``size`` words in pieces, as batches of pieces with the same number of words."""
+    by_words: defaultdict[int, list[_Piece]] = defaultdict(list)
     for owner, storage in enumerate(storages):
-        for content in bytes_of(storage).split(size * 8):  # type: ignore[no-untyped-call]
-            words = -(-content.numel() // 8)
-            if words > room:
-                yield chunk
-                chunk, room = [], size
-            chunk.append(_Piece(owner, content, words))
-            room -= words
-    yield chunk
+        for content in bytes_of(storage).split(size * 4):  # type: ignore[no-untyped-call]
+            by_words[-(-content.numel() // 4)].append(_Piece(owner, content))
+    for words, pieces in by_words.items():
+        step = size // words
+        yield from ((words, pieces[start : start + step]) for start in range(0, len(pieces), step))
 
 
-def _mixed(chunk: list[_Piece], words: Tensor, spare: Tensor, keys: Tensor) -> Tensor:
-    """Running sums of the mixed words of a chunk. The last word of a piece is filled up with zeros."""
-    zeros = torch.zeros(7, dtype=torch.uint8, device=words.device)
-    parts = [part for piece in chunk for part in (piece.content, zeros[: -piece.content.numel() % 8])]
-    torch.cat(parts, out=words.view(torch.uint8))
-    torch.cat([keys[: piece.words] for piece in chunk], out=spare)
-    words.bitwise_xor_(spare)
-    for multiplier in (_MIX, _FOLD):
-        words.mul_(multiplier)
-        torch.bitwise_right_shift(words, _SHIFT, out=spare)
-        words.bitwise_xor_(spare)
-    return torch.cumsum(words, 0, out=spare)
+def _packed(batch: list[_Piece]) -> Tensor:
+    """The words of the pieces, one piece after the other; each is filled up with zeros to a whole word."""
+    contents = [piece.content for piece in batch]
+    if any(content.numel() % 4 for content in contents):
+        zeros = torch.zeros(3, dtype=torch.uint8, device=contents[0].device)
+        contents = [part for content in contents for part in (content, zeros[: -content.numel() % 4])]
+    return (contents[0] if len(contents) == 1 else torch.cat(contents)).view(torch.int32)

@@ -28,7 +28,7 @@ class HostCopy:
 
     storage: torch.UntypedStorage
     kind: Literal["pageable", "pinned", "adopted"] = "pageable"
-    fingerprint: int | None = None
+    fingerprint: tuple[int, ...] | None = None
     file: MappedFile | None = None
 
     @classmethod

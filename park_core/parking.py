@@ -19,7 +19,7 @@ from torch import nn
 from park_core.config import OffloadConfig
 from park_core.decision import config_parks, decide
 from park_core.errors import ParkError
-from park_core.fingerprint import known_fingerprints
+from park_core.fingerprint import Fingerprint, known_fingerprints
 from park_core.guard import refresh_guards
 from park_core.host_copy import HostCopy
 from park_core.parked_tensor import hide, placeholder, show
@@ -225,13 +225,15 @@ class Parking:
 
     # -- host copies that outlive a restore ----------------------------------------------------------------------------
 
-    def _fingerprints(self, movable: dict[StorageGroup, torch.UntypedStorage]) -> dict[StorageGroup, int | None]:
+    def _fingerprints(
+        self, movable: dict[StorageGroup, torch.UntypedStorage]
+    ) -> dict[StorageGroup, Fingerprint | None]:
         """What the device bytes are now. None: host copies are not kept, or there is no room to find out."""
         if not self.config.keep_host_copies:
             return dict.fromkeys(movable)
         if self.config.immutable_weights:
-            return dict.fromkeys(movable, 1)
-        found: dict[StorageGroup, int | None] = dict.fromkeys(movable)
+            return dict.fromkeys(movable, (1,))
+        found: dict[StorageGroup, Fingerprint | None] = dict.fromkeys(movable)
         for device in {group.device for group in movable}:
             here = [group for group in movable if group.device == device]
             found |= zip(here, known_fingerprints([movable[group] for group in here]), strict=True)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from conftest import ALWAYS, bits, snapshot
 from park_core import OffloadConfig, Parking
-from park_core.fingerprint import fingerprints
+from park_core.fingerprint import _keys, fingerprints, known_fingerprints
 from park_core.storage import group_of
-from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu import FakeDevice, activate
 
 
 class Weights(nn.Module):
@@ -137,7 +137,25 @@ def test_without_room_for_a_look_everything_is_transferred(fake_device: FakeDevi
     fake_device.clear_faults()
 
 
-@pytest.mark.parametrize("words", [1, 2, 5, 1 << 20])
+def test_on_a_device_without_values_everything_is_transferred() -> None:
+    with activate(memory="1 GiB", data=False) as device:
+        component = Weights(device.device)
+        parking = Parking(component, "component", ALWAYS)
+        for _ in range(2):
+            report = parking.park()
+            assert report.bytes_freed == sum(weight.nbytes for weight in component.parameters())
+            parking.restore()
+
+
+def test_where_values_cannot_be_read_a_fingerprint_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(storages: object) -> None:
+        raise NotImplementedError("no values")
+
+    monkeypatch.setattr("park_core.fingerprint.fingerprints", refuse)
+    assert known_fingerprints([torch.ones(3).untyped_storage()]) == [None]
+
+
+@pytest.mark.parametrize("words", [1, 2, 5, 1 << 19])
 def test_fingerprints_notice_every_change_and_nothing_else(monkeypatch: pytest.MonkeyPatch, words: int) -> None:
     monkeypatch.setattr("park_core.fingerprint._WORDS", words)
     torch.manual_seed(0)
@@ -154,16 +172,25 @@ def test_fingerprints_notice_every_change_and_nothing_else(monkeypatch: pytest.M
             content[place] ^= 128
 
 
-@pytest.mark.parametrize("change", ["filled with another value", "rows swapped", "negated"])
-def test_fingerprints_notice_what_simple_sums_miss(change: str) -> None:
-    weight = torch.ones(64, 8)
-    if change != "filled with another value":
-        weight[3] = 2
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "filled with another value": lambda w: w.fill_(0.5),
+    "rows swapped": lambda w: w.index_copy_(0, torch.tensor([3, 4]), w[[4, 3]]),
+    "negated": lambda w: w.neg_(),
+    "two signs": lambda w: w[:2, 0].neg_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_fingerprints_notice_what_simple_sums_miss(change: str, dtype: torch.dtype) -> None:
+    weight = torch.arange(64.0, dtype=dtype).add(1).view(64, 1).repeat(1, 8)
     before = fingerprints([weight.untyped_storage()])
-    if change == "filled with another value":
-        weight.fill_(0.5)
-    elif change == "rows swapped":
-        weight[[3, 4]] = weight[[4, 3]]
-    else:
-        weight.neg_()
+    CHANGES[change](weight)
     assert fingerprints([weight.untyped_storage()]) != before
+
+
+def test_the_key_of_a_place_depends_on_nothing_else() -> None:
+    keys = {size: _keys(torch.empty(size, dtype=torch.int64)) for size in (1, 10, 1000)}
+    assert torch.equal(keys[10], keys[1000][:10])
+    assert bool((keys[1000] % 2 == 1).all())
+    assert keys[1000].unique().numel() == 1000
