@@ -5,5 +5,6 @@ over CPU memory, their bytes are counted by a model of CUDA's caching allocator,
 """
 
 from .device import FakeDevice, LiveStorage, MemorySample, Transfer, activate
+from .sanitizer import RaceError
 
-__all__ = ["FakeDevice", "LiveStorage", "MemorySample", "Transfer", "activate"]
+__all__ = ["FakeDevice", "LiveStorage", "MemorySample", "RaceError", "Transfer", "activate"]

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .device import FakeDevice
 
 cards: list[FakeDevice] = []
+#: Kernels look here once: True where there is more to do than to run (no data, or a sanitizer that has begun).
+uncommon = False
 
 
 class _Current(threading.local):
@@ -38,7 +40,9 @@ def card(index: int) -> FakeDevice:
             "no fakegpu is active: a tensor or a call refers to device type 'fakegpu' outside of"
             " pytest_park.fakegpu.activate() and of the fake_device fixture"
         )
-    raise RuntimeError(f"fakegpu error: invalid device ordinal {index}; there are {len(cards)} (see activate(count=...))")
+    raise RuntimeError(
+        f"fakegpu error: invalid device ordinal {index}; there are {len(cards)} (see activate(count=...))"
+    )
 
 
 def index() -> int:
@@ -72,9 +76,16 @@ def entered_streams() -> list[tuple[int, int, int]]:
 
 def forget() -> None:
     """The end of all fake devices."""
+    global uncommon
+    uncommon = False
     cards.clear()
     _current.index = 0
     _current.streams.clear()
+
+
+def has_data() -> bool:
+    """Whether the active devices hold values; without any, the question does not come up."""
+    return not cards or cards[0].data
 
 
 def is_available() -> bool:

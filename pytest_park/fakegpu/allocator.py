@@ -110,9 +110,23 @@ class Pool:
     all that came. What was freed is what came and is not there."""
 
     __slots__ = (
-        "free", "minimum_rest",
-        "blocks", "blocks_peak", "blocks_came", "size", "size_peak", "size_came", "requested", "requested_peak",
-        "requested_came", "segments", "segments_peak", "segments_came", "reserved", "reserved_peak", "reserved_came",
+        "blocks",
+        "blocks_came",
+        "blocks_peak",
+        "free",
+        "minimum_rest",
+        "requested",
+        "requested_came",
+        "requested_peak",
+        "reserved",
+        "reserved_came",
+        "reserved_peak",
+        "segments",
+        "segments_came",
+        "segments_peak",
+        "size",
+        "size_came",
+        "size_peak",
     )  # fmt: skip
 
     #: torch's name of each row; without frees that wait for an event, active and allocated are the same thing

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend
 
 from .ledger import adopt
 from .tensors import host_view
+from .without_data import stand_in
 
 _MATH = int(SDPBackend.MATH.value)  # type: ignore[attr-defined]
 
@@ -45,7 +46,7 @@ def _flash(
     given = [tensor for tensor in (query, key, value, mask) if tensor is not None]
     if len({tensor.device for tensor in given}) > 1 or (mask is not None and mask.requires_grad):
         return False  # the plain formula names the devices; the flash kernels have no gradient for a mask
-    views = [None if tensor is None else host_view(tensor) for tensor in (query, key, value, mask)]
+    views = [None if tensor is None else host_view(tensor) for tensor in (query, key, value, mask)]  # no byte is read
     return torch._fused_sdp_choice(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH  # type: ignore[attr-defined,no-any-return]
 
 
@@ -61,12 +62,12 @@ def _forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        host_view(query),
-        host_view(key),
-        host_view(value),
+        stand_in(query),
+        stand_in(key),
+        stand_in(value),
         dropout_p,
         is_causal,
-        attn_mask=None if attn_bias is None else host_view(attn_bias),
+        attn_mask=None if attn_bias is None else stand_in(attn_bias),
         scale=scale,
     )
     index = query.get_device()
@@ -97,10 +98,10 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *(host_view(tensor) for tensor in (grad_out, query, key, value, out, logsumexp)),
+        *(stand_in(tensor) for tensor in (grad_out, query, key, value, out, logsumexp)),
         dropout_p,
         is_causal,
-        attn_mask=None if attn_bias is None else host_view(attn_bias),
+        attn_mask=None if attn_bias is None else stand_in(attn_bias),
         scale=scale,
     )
     return (*(adopt(gradient, query.get_device()) for gradient in gradients), None)

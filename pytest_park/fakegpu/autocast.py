@@ -55,7 +55,9 @@ def _casting(op: Any, dtype_for: Callable[[list[torch.Tensor]], torch.dtype | No
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)):
             floating: list[torch.Tensor] = []
             tree_map_only(torch.Tensor, floating.append, (args, kwargs))
-            floating = [t for t in floating if t.is_floating_point() and t.dtype in _WIDTH and t.device.type == "fakegpu"]
+            floating = [
+                t for t in floating if t.is_floating_point() and t.dtype in _WIDTH and t.device.type == "fakegpu"
+            ]
             dtype = dtype_for(floating)
             if dtype is not None:
                 eligible = {id(tensor) for tensor in floating if tensor.dtype is not torch.float64}

@@ -17,8 +17,10 @@ from .allocator import Block, CachingAllocator, OutOfDeviceMemory
 from .driver import Driver, Report
 from .faults import Fuse
 from .ledger import Entry, expire
+from .pending import PendingCopies
 from .random import Generator
 from .registration import NAME
+from .sanitizer import RaceError, Sanitizer, stream_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,17 @@ class MemorySample:
 class FakeDevice:
     """A fake accelerator with *memory* bytes. All sizes are in bytes; setters also take text such as ``"64 MiB"``."""
 
-    def __init__(self, index: int, memory: int) -> None:
+    def __init__(self, index: int, memory: int, sanitizer: Sanitizer, *, data: bool = True) -> None:
         self.index = index
+        self.data = data
         self.device = torch.device(NAME, index)
         self._driver = Driver(memory)
         self.allocator = CachingAllocator(self._driver)
         self.entries: dict[int, Entry] = {}
-        self.freed = self.allocator.free
+        self.sanitizer = sanitizer
+        self.pending = PendingCopies()
+        #: How many allocations there were when the host last waited for the default stream.
+        self.synchronized_at = 0
         self.transfers: list[Transfer] = []
         self.generator = Generator(self.device)
         self.memory_log: list[MemorySample] = []
@@ -172,7 +178,9 @@ class FakeDevice:
 
     def fail_allocation(self, after: int = 1, error: BaseException | None = None) -> None:
         """Let the *after*-th device allocation from now fail once, with ``torch.OutOfMemoryError`` or *error*."""
-        self._allocation_fuse.arm(after, error or torch.OutOfMemoryError(f"fakegpu out of memory, as asked (k = {after})"))
+        self._allocation_fuse.arm(
+            after, error or torch.OutOfMemoryError(f"fakegpu out of memory, as asked (k = {after})")
+        )
 
     def fail_host_copy(self, after: int = 1, error: BaseException | None = None) -> None:
         """Let the *after*-th copy to the host from now fail once, with ``MemoryError`` or *error*."""
@@ -180,7 +188,9 @@ class FakeDevice:
 
     def fail_device_copy(self, after: int = 1, error: BaseException | None = None) -> None:
         """Let the *after*-th copy to the device from now fail once, with ``torch.OutOfMemoryError`` or *error*."""
-        self._device_copy_fuse.arm(after, error or torch.OutOfMemoryError(f"fakegpu copy failed, as asked (k = {after})"))
+        self._device_copy_fuse.arm(
+            after, error or torch.OutOfMemoryError(f"fakegpu copy failed, as asked (k = {after})")
+        )
 
     def clear_faults(self) -> None:
         """Forget all faults that have not happened yet."""
@@ -188,6 +198,11 @@ class FakeDevice:
             fuse.disarm()
 
     # -- record -------------------------------------------------------------------------------------------------------
+
+    @property
+    def races(self) -> tuple[RaceError, ...]:
+        """What the sanitizer found so far, on any device; each was also raised where it happened."""
+        return tuple(self.sanitizer.found)
 
     def clear_transfers(self) -> None:
         self.transfers.clear()
@@ -225,14 +240,48 @@ class FakeDevice:
         if self._allocation_fuse.armed:
             self._allocation_fuse.check()
         try:
-            if self._recording_since is None:
+            if self._recording_since is None and not active.uncommon:
                 return self.allocator.allocate(nbytes, active.stream(self.index))
-            self._sample()  # frees are noticed at the next event: what was live just before this one
-            block = self.allocator.allocate(nbytes, active.stream(self.index))
-            self._sample()
-            return block
+            return self._allocate_watched(nbytes)
         except OutOfDeviceMemory as shortage:
             raise torch.OutOfMemoryError(self._out_of_memory(nbytes, shortage.requested)) from None
+
+    def _allocate_watched(self, nbytes: int) -> Block:
+        if self._recording_since is not None:
+            self._sample()  # frees are noticed at the next event: what was live just before this one
+        block = self.allocator.allocate(nbytes, active.stream(self.index))
+        if self._recording_since is not None:
+            self._sample()
+        self.sanitizer.allocated(self, block)
+        return block
+
+    def freed(self, block: Block) -> None:
+        """A storage is gone, and its block free again."""
+        if active.uncommon:
+            self.sanitizer.freed(self, block)
+        self.allocator.free(block)
+
+    def current_stream_key(self) -> int:
+        return stream_key(self.index, active.stream(self.index))
+
+    def stream_synchronized(self, stream: int) -> None:
+        """The host has waited for all work of *stream*."""
+        self.allocator.stream_reached(stream)
+        if not stream:
+            self.synchronized_at = self.allocations
+        self.sanitizer.host_waited_for_stream(stream_key(self.index, stream))
+        self.deliver()
+
+    def synchronized(self) -> None:
+        """The host has waited for all work of the device."""
+        self.allocator.device_reached()
+        self.synchronized_at = self.allocations
+        self.sanitizer.host_waited_for_all()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Let arrive what the host has waited for."""
+        self.pending.deliver(self.sanitizer.has_reached_host)
 
     def copied(self, kind: Literal["h2d", "d2h", "d2d"], nbytes: int, *, pinned: bool, blocking: bool) -> None:
         """Note a copy that is about to happen; fails if it was asked to."""
@@ -257,8 +306,11 @@ class FakeDevice:
 
 
 @contextmanager
-def activate(memory: int | str = "8 GiB", *, count: int = 1) -> Iterator[FakeDevice]:
+def activate(memory: int | str = "8 GiB", *, count: int = 1, data: bool = True) -> Iterator[FakeDevice]:
     """Make *count* fake accelerators of device type ``fakegpu`` with *memory* bytes each exist within the context.
+
+    With ``data=False`` they hold shapes and bytes but no values, so that a card larger than the host can be had; what
+    needs a value raises ``NotImplementedError``, and copies to the host leave the host's memory as it was.
 
     Yields the first of them. Everything that is patched is put back at the end, whatever happens inside. Raises
     ``ValueError`` for sizes and counts that make no sense and ``RuntimeError`` when fake devices are active already, or
@@ -278,7 +330,9 @@ def activate(memory: int | str = "8 GiB", *, count: int = 1) -> Iterator[FakeDev
         )
     registration.register(device_module, active.is_available)
     kernels.install()
-    active.cards[:] = [FakeDevice(index, nbytes) for index in range(count)]
+    sanitizer = Sanitizer()
+    active.uncommon = not data
+    active.cards[:] = [FakeDevice(index, nbytes, sanitizer, data=data) for index in range(count)]
     active.make_current(0)
     try:
         with patches.applied():

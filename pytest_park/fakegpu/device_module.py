@@ -12,8 +12,7 @@ import torch
 from . import active
 from .by_device import named_device
 from .device import FakeDevice
-from .random import Generator
-from .streams import Event, Stream, current_stream, default_stream, set_stream
+from .streams import Stream
 
 Device = torch.device | int | str | None
 
@@ -107,7 +106,7 @@ def supported_dtypes() -> set[torch.dtype]:
 
 
 def synchronize(device: Device = None) -> None:
-    _card(device).allocator.device_reached()
+    _card(device).synchronized()
 
 
 class stream:

@@ -17,8 +17,10 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
 from . import active, autocast, own_kernels
-from .ledger import adopt
+from .ledger import adopt, forget_frames
+from .sanitizer import accessed
 from .tensors import host_view
+from .without_data import stand_in
 
 Kernel = Callable[..., Any]
 
@@ -48,7 +50,7 @@ def install() -> None:
         if qualified.startswith("aten::"):
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
             by_name.impl(op, kernel_of(op), "PrivateUse1")
-    _libraries.extend((everything, by_name, own_kernels.library(), *autocast.kernels()))
+    _libraries.extend((everything, by_name, own_kernels.library(watched), *autocast.kernels()))
 
 
 def _registered_for(key: str) -> list[str]:
@@ -59,7 +61,12 @@ def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     kernel = _kernels.get(op)
     if kernel is None:
         kernel = _kernels[op] = kernel_of(op)
-    return kernel(*args, **kwargs)
+    try:
+        return kernel(*args, **kwargs)
+    except BaseException as error:
+        args, kwargs = (), {}
+        forget_frames(error)
+        raise
 
 
 def kernel_of(op: OpOverload) -> Kernel:
@@ -81,35 +88,41 @@ def _on_host_views(op: OpOverload) -> Kernel:
     takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or takes_generator:
-            return with_all_cases(args, kwargs)
-        # the common case, written out: device tensors of one device and plain values in, one tensor out
-        index = -1
-        host_args: list[Any] = []
-        previous = None  # ``x * x`` and ``x + x`` need one view
-        for value in args:
-            if isinstance(value, Tensor):
-                at = value.get_device()
-                if at != index:
-                    if at < 0 or index >= 0:
-                        return with_all_cases(args, kwargs)
-                    index = at
-                host_args.append(host_args[-1] if value is previous else host_view(value))
-                previous = value
-            elif type(value) in _PLAIN:
-                host_args.append(value)
-            else:
-                return with_all_cases(args, kwargs)
+        host_args: list[Any] | None = []
+        previous = value = result = None
         try:
-            result = run(*host_args)
-        except RuntimeError as error:
-            return with_numbers(error, host_args, kwargs, Call(op, args, host_args, index))
-        if type(result) is Tensor:
-            for position, value in enumerate(host_args):
-                if value is result:
-                    return args[position]
-            return adopt(result, index)
-        return Call(op, args, host_args, index).to_device(result)
+            if kwargs or takes_generator or active.uncommon:
+                return with_all_cases(args, kwargs)
+            # the common case, written out: device tensors of one device and plain values in, one tensor out
+            index = -1
+            for value in args:
+                if isinstance(value, Tensor):
+                    at = value.get_device()
+                    if at != index:
+                        if at < 0 or index >= 0:
+                            return with_all_cases(args, kwargs)
+                        index = at
+                    host_args.append(host_args[-1] if value is previous else host_view(value))  # x + x needs one view
+                    previous = value
+                elif type(value) in _PLAIN:
+                    host_args.append(value)
+                else:
+                    return with_all_cases(args, kwargs)
+            try:
+                result = run(*host_args)
+            except RuntimeError as error:
+                return with_numbers(error, host_args, kwargs, Call(op, args, host_args, index))
+            if type(result) is Tensor:
+                for position, value in enumerate(host_args):
+                    if value is result:
+                        return args[position]
+                return adopt(result, index)
+            return Call(op, args, host_args, index).to_device(result)
+        except BaseException as error:
+            # a GPU's kernels have no Python frames, in which an exception would keep tensors alive: so nor have these
+            args, kwargs, host_args, previous, value, result = (), {}, None, None, None, None
+            forget_frames(error)
+            raise
 
     def with_all_cases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(op)
@@ -121,7 +134,7 @@ def _on_host_views(op: OpOverload) -> Kernel:
             result = run(*host_args, **host_kwargs)
         except RuntimeError as error:
             return with_numbers(error, host_args, host_kwargs, call)
-        return call.to_device(result)
+        return watched(op, args, kwargs, call.to_device(result))
 
     def with_numbers(error: RuntimeError, host_args: list[Any], kwargs: dict[str, Any], call: Call) -> Any:
         """torch hands a number that it wrapped as a tensor over as a number again; the name alone finds its overload."""
@@ -146,8 +159,13 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
         given = [(kwargs[name], name) for name in outs if name in kwargs]
         for out, name in given:
             if isinstance(out, Tensor) and not out.numel():
-                host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
-        result = run(*host_args, **host_kwargs)
+                host_kwargs[name] = torch.empty(0, dtype=out.dtype, device=call.host)
+        try:
+            result = run(*host_args, **host_kwargs)
+        except RuntimeError as error:
+            if "Cast error details: Unable to cast" not in str(error):
+                raise
+            result = op.overloadpacket(*host_args, **host_kwargs)
         for out, name in given:
             host = host_kwargs[name]
             if isinstance(out, Tensor) and out.shape != host.shape:
@@ -155,6 +173,7 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
                     out.resize_(host.shape)
                 else:
                     out.set_(adopt(host, call.index))
+        watched(op, args, kwargs, [out for out, _ in given])
         if isinstance(result, Tensor):
             return given[0][0]
         return tuple(out for out, _ in given) if isinstance(result, tuple) else result
@@ -162,14 +181,26 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
     return kernel
 
 
+def watched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """*result*, after the sanitizer has seen the call, if it has begun."""
+    if active.uncommon and active.cards:
+        sanitizer = active.cards[0].sanitizer
+        if sanitizer.handler is not None:
+            sanitizer.launched(str(op), *accessed(op._schema, args, kwargs, result))
+    return result
+
+
 class Call:
     """One call on its way to the CPU's kernel and back: which device it is on, which tensor stands for which."""
 
-    __slots__ = ("elsewhere", "index", "op", "originals", "views")
+    __slots__ = ("elsewhere", "host", "index", "op", "originals", "views")
 
-    def __init__(self, op: OpOverload, originals: Sequence[Any] = (), views: Sequence[Any] = (), index: int = -1) -> None:
+    def __init__(
+        self, op: OpOverload, originals: Sequence[Any] = (), views: Sequence[Any] = (), index: int = -1
+    ) -> None:
         self.op = op
         self.index = index
+        self.host = "cpu" if active.has_data() else "meta"
         self.originals = list(originals)
         self.views = list(views)
         self.elsewhere: list[Tensor] = []
@@ -185,7 +216,7 @@ class Call:
                 if self.index >= 0:
                     self.elsewhere.append(value)
                 self.index = index
-            view = host_view(value)
+            view = stand_in(value)
             self.originals.append(value)
             self.views.append(view)
             return view
@@ -194,12 +225,12 @@ class Call:
             return kind([self.to_host(item) for item in value])
         if kind is torch.device and value.type == "fakegpu":
             self.index = active.index_of(value)
-            return torch.device("cpu")
+            return torch.device(self.host)
         return value
 
     def to_host_by_name(self, kwargs: dict[str, Any], takes_generator: bool) -> dict[str, Any]:
         found = {name: self.to_host(value) for name, value in kwargs.items()}
-        if takes_generator and kwargs.get("generator") is None:
+        if takes_generator and kwargs.get("generator") is None and active.has_data():
             found["generator"] = active.card(self.index).generator
         return found
 

@@ -6,6 +6,7 @@ it fires exactly when the memory is freed: after the last view, ``.data`` swap, 
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import torch
 from . import active
 from .allocator import Block
 from .tensors import device_view
+from .without_data import unwritten
 
 if TYPE_CHECKING:
     from .device import FakeDevice
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 class Entry(weakref.ref[torch.UntypedStorage]):
     """A live storage and the block that it occupies."""
 
-    __slots__ = ("block", "card", "key")
+    __slots__ = ("block", "born", "card", "key")
     block: Block
+    born: int
     card: FakeDevice
     key: int
 
@@ -31,8 +34,11 @@ class Entry(weakref.ref[torch.UntypedStorage]):
 def adopt(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """*tensor* (fresh CPU memory that nothing else refers to) as a tensor of device *index*, its bytes allocated there.
 
-    Raises ``torch.OutOfMemoryError`` when the device has no room; the CPU memory is then freed with *tensor*.
+    A meta tensor gets memory that holds no data. Raises ``torch.OutOfMemoryError`` when the device has no room; the CPU
+    memory is then freed with *tensor*.
     """
+    if tensor.is_meta:
+        tensor = unwritten(tensor)
     adopted = device_view(tensor, index)
     storage = adopted.untyped_storage()
     nbytes = storage.nbytes()
@@ -46,6 +52,7 @@ def _enter(storage: torch.UntypedStorage, block: Block, card: FakeDevice) -> Non
     entry = Entry(storage, _left)
     entry.block = block
     entry.card = card
+    entry.born = card.allocator.all.blocks_came
     entry.key = key = storage._cdata
     card.entries[key] = entry
 
@@ -68,3 +75,9 @@ def expire(storage: torch.UntypedStorage) -> None:
     """The device of *storage* is gone: from now on every look at its bytes raises ``RuntimeError``."""
     over_it = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
     torch._C._set_throw_on_mutable_data_ptr(over_it)  # type: ignore[attr-defined]
+
+
+def forget_frames(error: BaseException) -> None:
+    """Clear the locals of all frames below the caller's that *error* has passed: they would keep tensors alive."""
+    assert error.__traceback__ is not None
+    traceback.clear_frames(error.__traceback__.tb_next)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from . import active, attention, recurrent
-from .ledger import adopt
+from .ledger import adopt, forget_frames
 from .pinned import is_pinned
 from .tensors import host_view
+from .without_data import refuse_values, stand_in
 
 #: Every byte of fresh memory. As a float of any width this is NaN, so what reads memory before writing it shows.
 POISON = 0xFF
@@ -26,23 +27,47 @@ def _all() -> dict[str, Callable[..., Any]]:
     return _KERNELS | attention.KERNELS | recurrent.KERNELS
 
 
-def library() -> torch.library.Library:
-    """The kernels below under the key of the fake device."""
+def library(watched: Callable[..., Any]) -> torch.library.Library:
+    """The kernels below under the key of the fake device; *watched* tells the sanitizer of a call."""
     kernels = torch.library.Library("aten", "IMPL")
     for name, kernel in _all().items():
-        kernels.impl(name, kernel, "PrivateUse1")
+        kernels.impl(name, _registered(name, kernel, watched), "PrivateUse1")
     # attention decides above autograd, which differentiates what was decided
-    kernels.impl("scaled_dot_product_attention", attention.KERNELS["scaled_dot_product_attention"], "AutogradPrivateUse1")
+    kernels.impl(
+        "scaled_dot_product_attention", attention.KERNELS["scaled_dot_product_attention"], "AutogradPrivateUse1"
+    )
     # torch resolves lazy conjugation and negation by cloning, and clones by copying: the copy itself must do it
     for key in ("Conjugate", "Negative"):
         kernels.impl("_copy_from", torch.library.fallthrough_kernel, key)
     return kernels
 
 
+def _registered(name: str, kernel: Callable[..., Any], watched: Callable[..., Any]) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    tells = name not in _NO_ACCESS
+
+    def registered(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = kernel(*args, **kwargs)
+            return watched(op, args, kwargs, result) if tells and active.uncommon else result
+        except BaseException as error:
+            args, kwargs = (), {}
+            forget_frames(error)
+            raise
+
+    return registered
+
+
+def _host() -> str:
+    return "cpu" if active.has_data() else "meta"
+
+
 def _fresh(host: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """Fresh memory of the device for *host*, poisoned; a meta tensor stands for memory without data."""
     fresh = adopt(host, active.index_of(device))
-    nbytes = host.untyped_storage().nbytes()
-    if nbytes:
+    nbytes = fresh.untyped_storage().nbytes()
+    if nbytes and not host.is_meta:
         ctypes.memset(host.data_ptr(), POISON, nbytes)
     return fresh
 
@@ -60,10 +85,8 @@ def _empty(
         raise NotImplementedError(f"fakegpu has no {layout} tensors")
     if pin_memory:
         raise RuntimeError("Only dense CPU tensors can be pinned")
-    host = torch.empty(
-        size, dtype=dtype, device="cpu", memory_format=torch.contiguous_format if memory_format is None else memory_format
-    )
-    return _fresh(host, device)
+    memory_format = torch.contiguous_format if memory_format is None else memory_format
+    return _fresh(torch.empty(size, dtype=dtype, device=_host(), memory_format=memory_format), device)
 
 
 def _empty_strided(
@@ -75,38 +98,69 @@ def _empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    return _fresh(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
+    return _fresh(torch.empty_strided(size, stride, dtype=dtype, device=_host()), device)
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """``target.copy_(source)`` where at least one of the two is on a fake device."""
-    on, to = source.device, target.device
-    host_source = host_view(source) if on.type == "fakegpu" else source
-    host_target = host_view(target) if to.type == "fakegpu" else target
+    if source.device == target.device:
+        _watch_copy(source, target)
+        if active.has_data():
+            _copy_bytes(source, target)
+    else:
+        transfer(source, target, non_blocking)
+    return target
+
+
+def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
+    """A copy between host and device or between devices, on the current stream of the device.
+
+    Blocking means that the host waits for the stream. Not blocking, to pinned memory: the bytes arrive when the host
+    waits (until then the host sees poison), because on a GPU nobody knows when else.
+    """
+    kind = "h2d" if source.is_cpu else "d2h" if target.is_cpu else "d2d"
+    card = active.card((target if kind != "d2h" else source).get_device())
+    pinned = is_pinned(source if kind == "h2d" else target)
+    card.copied(kind, source.nbytes, pinned=pinned, blocking=not non_blocking)
+    if kind == "h2d" and pinned:
+        card.pending.deliver_to(source)
+    seq = _watch_copy(source, target)
+    if active.has_data():
+        if kind == "d2h" and non_blocking and pinned:
+            card.pending.add(card.current_stream_key(), seq, _snapshot(source, target), target)
+            return
+        _copy_bytes(source, target)
+    if kind != "d2d" and not non_blocking:
+        card.stream_synchronized(active.stream(card.index))
+
+
+def _watch_copy(source: torch.Tensor, target: torch.Tensor) -> int:
+    sanitizer = active.cards[0].sanitizer
+    return sanitizer.launched("aten::copy_", [source], [target]) if sanitizer.handler is not None else 0
+
+
+def _snapshot(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """What the copy will bring, as it is now; the target holds poison until then."""
+    arriving = torch.empty_like(target, device="cpu", pin_memory=False)
+    _copy_bytes(source, arriving)
+    bytes_of_target = torch.full((target.element_size(),), POISON, dtype=torch.uint8, device="cpu").view(target.dtype)
+    target.copy_(bytes_of_target.expand(target.shape) if target.dim() else bytes_of_target[0])
+    return arriving
+
+
+def _copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
+    host_source = source if source.is_cpu else host_view(source)
+    host_target = target if target.is_cpu else host_view(target)
     if source.is_neg() and host_source is not source:
         host_source = torch._neg_view(host_source)
     if target.is_neg() and host_target is not target:
         host_target = torch._neg_view(host_target)
-    if on != to:
-        _note_transfer(source, on, to, target, blocking=not non_blocking)
     try:
         host_target.copy_(host_source)
     except NotImplementedError:  # the CPU cannot copy dtypes smaller than a byte; a device copies bytes
-        if on == to or source.dtype is not target.dtype:
+        if source.device == target.device or source.dtype is not target.dtype:
             raise
         host_target.view(torch.uint8).copy_(host_source.view(torch.uint8))
-    return target
-
-
-def _note_transfer(
-    source: torch.Tensor, on: torch.device, to: torch.device, host: torch.Tensor, *, blocking: bool
-) -> None:
-    if on.type == "cpu":
-        active.card(to.index).copied("h2d", source.nbytes, pinned=is_pinned(source), blocking=blocking)
-    elif to.type == "cpu":
-        active.card(on.index).copied("d2h", source.nbytes, pinned=is_pinned(host), blocking=blocking)
-    else:
-        active.card(to.index).copied("d2d", source.nbytes, pinned=False, blocking=blocking)
 
 
 def _to_copy(
@@ -123,7 +177,7 @@ def _to_copy(
     memory_format = torch.preserve_format if memory_format is None else memory_format
     to = source.device if device is None else device
     if to == source.device:
-        return adopt(host_view(source).to(dtype or source.dtype, copy=True, memory_format=memory_format), to.index)
+        return adopt(stand_in(source).to(dtype or source.dtype, copy=True, memory_format=memory_format), to.index)
     target = torch.empty_like(
         source, dtype=dtype, device=to, memory_format=memory_format, pin_memory=non_blocking and to.type == "cpu"
     )
@@ -147,9 +201,7 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
     return _copy_from(source, target)
 
 
-def _resize_(
-    tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None
-) -> torch.Tensor:
+def _resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     """Like the CPU's: bytes that were there stay, growth beyond the storage gets fresh memory."""
     wanted = torch.empty(size, dtype=tensor.dtype, device="meta")
     if memory_format not in (None, torch.preserve_format):
@@ -160,22 +212,25 @@ def _resize_(
     if needed > storage.nbytes():
         grown = _empty((needed,), dtype=torch.uint8, device=tensor.device)
         kept = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
-        if kept.numel():
+        if kept.numel() and active.has_data():
             host_view(grown)[: kept.numel()].copy_(host_view(kept))
         storage = grown.untyped_storage()
     return tensor.set_(storage, offset, wanted.shape, wanted.stride())  # type: ignore[call-overload,no-any-return]
 
 
 def _local_scalar_dense(tensor: torch.Tensor) -> Any:
-    return host_view(tensor).item()
+    if not active.has_data():
+        refuse_values("item()")
+    value = host_view(tensor).item()
+    card = active.card(tensor.get_device())
+    card.stream_synchronized(active.stream(card.index))  # the host waits for the value
+    return value
 
 
-def _convolution(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any
-) -> torch.Tensor:
+def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any) -> torch.Tensor:
     _same_device(input, weight, bias)
-    of_bias = None if bias is None else host_view(bias)
-    return adopt(torch.convolution(host_view(input), host_view(weight), of_bias, *geometry), input.get_device())
+    of_bias = None if bias is None else stand_in(bias)
+    return adopt(torch.ops.aten.convolution(stand_in(input), stand_in(weight), of_bias, *geometry), input.get_device())
 
 
 def _convolution_backward(
@@ -184,7 +239,7 @@ def _convolution_backward(
     *rest, output_mask = geometry
     bias_sizes = [weight.shape[1] * rest[-1] if rest[3] else weight.shape[0]]
     gradients = torch.ops.aten.convolution_backward(
-        host_view(grad_output), host_view(input), host_view(weight), bias_sizes, *rest, output_mask
+        stand_in(grad_output), stand_in(input), stand_in(weight), bias_sizes, *rest, output_mask
     )
     index = input.get_device()
     return tuple(
@@ -201,6 +256,12 @@ def _same_device(first: torch.Tensor, *others: torch.Tensor | None) -> None:
                 f"{first.device} and {tensor.device}!"
             )
 
+
+#: These touch no bytes, or by way of others, or tell more than their schema says.
+_NO_ACCESS = {
+    "empty.memory_format", "empty_strided", "_to_copy", "resize_", "record_stream", "_copy_from", "_copy_from_and_resize",
+    "scaled_dot_product_attention", "_efficientzerotensor",
+}  # fmt: skip
 
 _KERNELS = {
     "_to_copy": _to_copy,

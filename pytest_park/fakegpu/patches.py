@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from . import accelerator, dlpack, data_assignment, pinned, random, storages, streams
+from . import accelerator, data_assignment, dlpack, pinned, random, storages, streams
 
 _MISSING = object()
 

@@ -1,4 +1,4 @@
-"""``torch.UntypedStorage`` on the fake device: making and resizing one needs an allocator in C++, which there is not."""
+"""``torch.UntypedStorage`` on the fake device: torch makes and resizes one with an allocator in C++, which there is not."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def _new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.Un
 def _resize(self: torch.UntypedStorage, size: int) -> None:
     """``storage.resize_(n)``: as FSDP does to free the memory of a parameter and to bring it back."""
     if self.device.type != "fakegpu":
-        return _native_resize(self, size)
+        _native_resize(self, size)
+        return
     if not hasattr(self, "_swap_data_ptr_"):
         raise NotImplementedError(
             f"fakegpu cannot resize a storage with torch {torch.__version__}: UntypedStorage._swap_data_ptr_ is missing"
         )
     old = self.nbytes()
     if size == old:
-        return None
+        return
     with torch.no_grad():
         fresh = torch.empty(size, dtype=torch.uint8, device=self.device)
         kept = min(old, size)
@@ -49,7 +50,6 @@ def _resize(self: torch.UntypedStorage, size: int) -> None:
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device).untyped_storage()
         _swap(self, nothing)
     _swap(self, other)
-    return None
 
 
 def _swap(left: torch.UntypedStorage, right: torch.UntypedStorage) -> None:

@@ -1,4 +1,4 @@
-"""Streams and events. Everything runs at once and in program order; what waits for what is kept for whoever checks it."""
+"""Streams and events. Everything runs at once, in program order; what waits for what is told to the sanitizer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from . import active
 from .by_device import ByDevice, named_device
+from .sanitizer import stream_key
 
 _stream_ids = itertools.count(1)
 _event_ids = itertools.count(1)
@@ -29,6 +30,8 @@ class Stream(torch._C.Stream):
             device_type=_FAKE_TYPE,
         )
         made.priority = priority
+        if stream_id is None:
+            active.card(index).sanitizer.stream_made(made.stream_id)
         return made
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> None:
@@ -38,6 +41,7 @@ class Stream(torch._C.Stream):
 
     def wait_event(self, event: Event) -> None:
         """All work given to this stream from now on runs after what *event* recorded."""
+        active.card(self.device_index).sanitizer.waited(event.id, self._key())
 
     def wait_stream(self, stream: Stream) -> None:
         """All work given to this stream from now on runs after the work that *stream* has now."""
@@ -49,10 +53,16 @@ class Stream(torch._C.Stream):
         return event
 
     def query(self) -> bool:
+        """True: whoever asks finds the work done, and may rely on it from then on."""
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        active.card(self.device_index).allocator.stream_reached(self.stream_id)
+        """Wait, on the host, for the work that this stream has."""
+        active.card(self.device_index).stream_synchronized(self.stream_id)
+
+    def _key(self) -> int:
+        return stream_key(self.device_index, self.stream_id)
 
     def __enter__(self) -> Stream:
         active.entered_streams().append((self.device_index, active.stream(self.device_index), active.index()))
@@ -72,7 +82,9 @@ class Stream(torch._C.Stream):
 class Event(torch._C.Event):
     """A point in the work of a stream, with the methods of ``torch.cuda.Event``."""
 
-    def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+    def __new__(
+        cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
         made = super().__new__(cls, device=torch.device("fakegpu", active.index()), enable_timing=enable_timing)
         made.id = next(_event_ids)
         made.timed = enable_timing
@@ -91,16 +103,23 @@ class Event(torch._C.Event):
     def record(self, stream: Stream | None = None) -> None:
         self.stream = current_stream() if stream is None else stream
         self.recorded_at = time.perf_counter()
+        active.card(self.stream.device_index).sanitizer.recorded(self.id, self.stream._key())
 
     def wait(self, stream: Stream | None = None) -> None:
         (current_stream() if stream is None else stream).wait_event(self)
 
     def query(self) -> bool:
+        """True, see `Stream.query`."""
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
+        """Wait, on the host, for what was recorded."""
         if self.stream is not None:
-            active.card(self.stream.device_index).allocator.stream_reached(self.stream.stream_id)
+            card = active.card(self.stream.device_index)
+            card.allocator.stream_reached(self.stream.stream_id)
+            card.sanitizer.host_waited_for_event(self.id)
+            card.deliver()
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds between the two records, in the host's time."""

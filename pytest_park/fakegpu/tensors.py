@@ -31,7 +31,7 @@ if sys.byteorder != "little":  # the two integers are written as one
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, shape, strides, dtype, and lazy conjugation.
+    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, layout, dtype, and lazy conjugation.
 
     For torch's kernels only: whoever holds it reads and writes "device memory" from the host.
     """

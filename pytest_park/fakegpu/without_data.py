@@ -1,0 +1,44 @@
+"""Devices without data, for cards far larger than the host: shapes, dtypes and bytes are right, values do not exist.
+
+Kernels run on meta tensors. Device memory is address space that is never touched, so the host needs none for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from . import active
+from .tensors import host_view
+
+#: Linux's ``MAP_NORESERVE``: address space beyond what the host has is fine, because no page of it is ever written.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """What a borrowed kernel sees of the device tensor *tensor*: its memory, or its shape where there is no data."""
+    if active.has_data():
+        return host_view(tensor)
+    view = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    return view.conj() if tensor.is_conj() else view
+
+
+def unwritten(shape: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor like the meta tensor *shape* over address space that nobody has written to."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape.size(), shape.stride(), strict=True))
+    nbytes = extent * shape.element_size() if shape.numel() else 0
+    if not nbytes:
+        return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
+    space = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    flat = torch.frombuffer(space, dtype=torch.uint8, count=nbytes)
+    return torch.empty(0, dtype=shape.dtype, device="cpu").set_(  # type: ignore[call-overload,no-any-return]
+        flat.untyped_storage(), 0, shape.size(), shape.stride()
+    )
+
+
+def refuse_values(what: str) -> None:
+    """Raise, because *what* needs values."""
+    raise NotImplementedError(
+        f"{what} needs the values of a tensor, and this fake device has none: it was activated with data=False"
+    )
