@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import pickle
-import resource
-import signal
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from .case import Case, adopt
+from .child import can_fork, run_in_child
 from .host import set_aside, swift_collector
 from .parkable import Parkable
 from .probes import Trait
@@ -78,7 +72,7 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
         with Case(subject) as case:
             history = case.history
             if one.in_child == "only" or (one.in_child == "if possible" and can_fork(case)):
-                _in_child(lambda: one.run(case, variant), case)
+                run_in_child(case, lambda: one.run(case, variant))
             else:
                 one.run(case, variant)
     except NotApplicable as reason:
@@ -124,67 +118,3 @@ def _fresh(factory: ParkableFactory, seen: weakref.WeakSet[nn.Module]) -> Parkab
         )
     seen.add(parkable.module)
     return parkable
-
-
-def can_fork(case: Case) -> bool:
-    """A real accelerator does not survive a fork."""
-    return case.device.is_fake and hasattr(os, "fork")
-
-
-def _in_child(run: Callable[[], None], case: Case) -> None:
-    """Run in a forked process: a crash there is a finding and not the end of the test run."""
-    if not can_fork(case):
-        raise NotApplicable("may crash the process and a real accelerator does not survive a fork: use the fake device")
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child runs its own only
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            faulthandler.disable()  # a crash is reported by the parent
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.close(reading)
-            torch.set_num_threads(1)  # OpenMP's thread pool does not survive a fork
-            signal.alarm(60)
-            outcome: BaseException | None = None
-            try:
-                run()
-            except BaseException as error:
-                outcome = error
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(_packed(outcome, case.history))
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) or not data:
-        name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit code {status}"
-        raise Broken(expected="the process survives", seen=f"it died with {name}")
-    kind, expected, seen, names, case.history[:] = pickle.loads(data)
-    if kind == "broken":
-        raise Broken(expected=expected, seen=seen, names=names)
-    if kind == "not applicable":
-        raise NotApplicable(seen)
-    if kind == "untestable":
-        raise Untestable(seen)
-    if kind == "error":
-        raise RuntimeError(seen)
-
-
-def _packed(outcome: BaseException | None, history: list[str]) -> bytes:
-    match outcome:
-        case None:
-            packed: tuple[Any, ...] = ("kept", "", "", (), history)
-        case Broken():
-            packed = ("broken", outcome.expected, outcome.seen, outcome.names, history)
-        case NotApplicable():
-            packed = ("not applicable", "", str(outcome), (), history)
-        case Untestable():
-            packed = ("untestable", "", str(outcome), (), history)
-        case _:
-            packed = ("error", "", f"{type(outcome).__name__}: {outcome}", (), history)
-    return pickle.dumps(packed)

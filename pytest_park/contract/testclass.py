@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -29,6 +29,13 @@ class ParkableContract:
     Each promise is a test; ``-k c05`` or ``-k updates`` picks some. Where the first test says that the parkable
     cannot be tested, the others are skipped.
     """
+
+    #: Promises that this implementation is known to break, and why: ``{"c36": "our components share nothing"}``. A
+    #: key is
+    #: the beginning of a test's name after ``test_``. These tests are expected to fail, and fail when they pass:
+    #: then the
+    #: promise is kept, and its line can go.
+    known_broken: ClassVar[Mapping[str, str]] = {}
 
     #: Modules that tests of this class have had, to notice one that comes twice.
     _seen: ClassVar[weakref.WeakSet[nn.Module]]
@@ -60,8 +67,13 @@ def _test_of(one: Check) -> Callable[..., None]:
             pytest.skip(f"not applicable: {verdict.reason}")
         if verdict.outcome == "untestable" and one.promise:
             pytest.skip(f"this parkable cannot be tested: {verdict.reason}")
+        known = next((why for start, why in self.known_broken.items() if verdict.check.startswith(start)), None)
         if verdict.finding is not None:
-            pytest.fail(str(verdict.finding), pytrace=False)
+            if known is None:
+                pytest.fail(str(verdict.finding), pytrace=False)
+            pytest.xfail(f"known to be broken: {known}")
+        if known is not None and not one.variants:
+            pytest.fail(f"this promise is kept: take {one.id} out of known_broken ({known})", pytrace=False)
 
     def test(self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest) -> None:
         run(self, parkable, request, None)
