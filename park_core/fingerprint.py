@@ -32,43 +32,44 @@ _STEP, _MIX = -7046029254386353131, (-4658895280553007687, -7723592293110705685)
 
 
 class _Piece(NamedTuple):
-    """A storage, or a full chunk of a larger one."""
+    """A tensor, or a full chunk of the bytes of a larger one."""
 
     owner: int
     content: Tensor
 
 
-def fingerprints(storages: Sequence[torch.UntypedStorage]) -> list[Fingerprint]:
-    """One fingerprint per storage, computed on its device; equal bytes have equal ones, in whatever company.
+def fingerprints(memory: Sequence[Tensor]) -> list[Fingerprint]:
+    """One fingerprint per contiguous tensor, from its bytes; equal bytes have equal ones, in whatever company.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for the buffers (10 MiB at the most).
         NotImplementedError: the device has no values, as a fake one without data.
     """
-    if not storages:
+    if not memory:
         return []
-    size = min(_WORDS, sum(-(-storage.nbytes() // 4) for storage in storages))
-    products = torch.empty(size, dtype=torch.int64, device=storages[0].device)
+    size = min(_WORDS, sum(-(-tensor.nbytes // 4) for tensor in memory))
+    products = torch.empty(size, dtype=torch.int64, device=memory[0].device)
     keys = _keys(products)
     owners: list[int] = []
     sums: list[Tensor] = []
-    for words, batch in _batches(storages, size):
+    for batch in _batches(memory, size):
         owners += [piece.owner for piece in batch]
-        room = products[: words * len(batch)].view(len(batch), words)
-        sums.append(torch.mul(_packed(batch).view(len(batch), words), keys[:words], out=room).sum(1))
-    found: list[list[int]] = [[] for _ in storages]
+        words = _words(batch)
+        room = products[: words.numel()].view_as(words)
+        sums.append(torch.mul(words, keys[: words.shape[1]], out=room).sum(1))
+    found: list[list[int]] = [[] for _ in memory]
     for owner, value in zip(owners, torch.cat(sums).tolist(), strict=True):
         found[owner].append(value)
     return [tuple(values) for values in found]
 
 
-def known_fingerprints(storages: Sequence[torch.UntypedStorage]) -> list[Fingerprint | None]:
+def known_fingerprints(memory: Sequence[Tensor]) -> list[Fingerprint | None]:
     """:func:`fingerprints`, or None for each where the device has no room to find out, or no values."""
     try:
-        return list(fingerprints(storages))
+        return list(fingerprints(memory))
     except (torch.OutOfMemoryError, NotImplementedError) as failure:
         traceback.clear_frames(failure.__traceback__)  # or its buffers stay as long as anybody has the error
-        return [None] * len(storages)
+        return [None] * len(memory)
 
 
 def _keys(like: Tensor) -> Tensor:
@@ -79,21 +80,23 @@ def _keys(like: Tensor) -> Tensor:
     return keys.bitwise_or_(1)
 
 
-def _batches(storages: Sequence[torch.UntypedStorage], size: int) -> Iterator[tuple[int, list[_Piece]]]:
-    """The storages, those above ``size`` words in pieces, as batches of pieces with the same number of words."""
-    by_words: defaultdict[int, list[_Piece]] = defaultdict(list)
-    for owner, storage in enumerate(storages):
-        for content in bytes_of(storage).split(size * 4):  # type: ignore[no-untyped-call]
-            by_words[-(-content.numel() // 4)].append(_Piece(owner, content))
-    for words, pieces in by_words.items():
-        step = size // words
-        yield from ((words, pieces[start : start + step]) for start in range(0, len(pieces), step))
+def _batches(memory: Sequence[Tensor], size: int) -> Iterator[list[_Piece]]:
+    """The tensors, those above ``size`` words in pieces, as batches of like pieces."""
+    like: defaultdict[tuple[torch.dtype, torch.Size], list[_Piece]] = defaultdict(list)
+    for owner, tensor in enumerate(memory):
+        cut = tensor.nbytes > size * 4 or tensor.nbytes % 4
+        contents = bytes_of(tensor.untyped_storage()).split(size * 4) if cut else (tensor,)  # type: ignore[no-untyped-call]
+        for content in contents:
+            like[content.dtype, content.shape].append(_Piece(owner, content))
+    for (dtype, shape), pieces in like.items():
+        step = size * 4 // (-(-shape.numel() * dtype.itemsize // 4) * 4)
+        yield from (pieces[start : start + step] for start in range(0, len(pieces), step))
 
 
-def _packed(batch: list[_Piece]) -> Tensor:
-    """The words of the pieces, one piece after the other; each is filled up with zeros to a whole word."""
-    contents = [piece.content for piece in batch]
-    if any(content.numel() % 4 for content in contents):
-        zeros = torch.zeros(3, dtype=torch.uint8, device=contents[0].device)
-        contents = [part for content in contents for part in (content, zeros[: -content.numel() % 4])]
-    return (contents[0] if len(contents) == 1 else torch.cat(contents)).view(torch.int32)
+def _words(batch: list[_Piece]) -> Tensor:
+    """The words of the pieces, a row for each; filled up with zeros to a whole word."""
+    rows = torch.stack([piece.content for piece in batch]) if len(batch) > 1 else batch[0].content
+    rows = rows.view(len(batch), -1)
+    if short := -rows[0].nbytes % 4:
+        rows = torch.nn.functional.pad(rows, (0, short))
+    return rows.view(torch.int32)

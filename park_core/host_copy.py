@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from park_core.errors import StaleMappingError
 from park_core.mapping import MappedFile, Mappings
@@ -24,18 +25,26 @@ class HostCopy:
         fingerprint: of the device bytes that these are a copy of; None if it is not known. A write to these while they
             are the weight needs no new one: what comes to the device then differs, and is found out there.
         file: the checkpoint that an adopted storage is mapped from. Such a host copy costs no memory.
+        memory: the bytes as a tensor like the only member of the group, if that is how they are copied.
     """
 
     storage: torch.UntypedStorage
     kind: Literal["pageable", "pinned", "adopted"] = "pageable"
     fingerprint: tuple[int, ...] | None = None
     file: MappedFile | None = None
+    memory: Tensor | None = None
 
     @classmethod
     def empty(cls, nbytes: int, *, pinned: bool = False) -> HostCopy:
         """Fresh host memory of exactly ``nbytes``."""
         memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         return cls(memory.untyped_storage(), "pinned" if pinned else "pageable")
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> HostCopy:
+        """Fresh pageable memory for the bytes of a contiguous tensor."""
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return cls(memory.untyped_storage(), memory=None if memory.is_inference() else memory)
 
     @classmethod
     def adopted(cls, storage: torch.UntypedStorage, mappings: Mappings) -> HostCopy:
@@ -53,4 +62,4 @@ class HostCopy:
     @property
     def viewed_elsewhere(self) -> bool:
         """Does somebody hold a tensor over this memory? Then it cannot be trusted to stay as it is."""
-        return torch._C._storage_Use_Count(self.storage._cdata) > 1
+        return torch._C._storage_Use_Count(self.storage._cdata) > 1 + (self.memory is not None)

@@ -211,7 +211,7 @@ class LayerwiseOffloadManager:
                 bytes_of(storage).copy_(bytes_of(group.host.storage), non_blocking=True)
             else:  # a pageable source is never read asynchronously
                 self._mover = self._mover or transfer(self.device, group.nbytes, staged=self._staging)
-                self._mover.fill(storage, group)
+                self._mover.fill(bytes_of(storage), group)
 
     def _arrive(self, index: int) -> None:
         """The current stream waits for the copy, and the weights appear."""
@@ -223,7 +223,9 @@ class LayerwiseOffloadManager:
             show(group, storage)
             loaded[group] = [tensor._version for _, tensor in group.tensors()]
         if self._stays(index):
-            for group, print_ in zip(loaded, known_fingerprints(list(coming.storages.values())), strict=True):
+            for group, print_ in zip(
+                loaded, known_fingerprints([bytes_of(s) for s in coming.storages.values()]), strict=True
+            ):
                 assert group.host is not None
                 group.host.fingerprint = print_
 
@@ -256,7 +258,9 @@ class LayerwiseOffloadManager:
         storage = members[0][1].untyped_storage()
         written = [tensor._version for _, tensor in members] != versions
         if not written and self._stays(index):
-            written = group.host.fingerprint is None or known_fingerprints([storage]) != [group.host.fingerprint]
+            written = group.host.fingerprint is None or known_fingerprints([bytes_of(storage)]) != [
+                group.host.fingerprint
+            ]
         if written:
             group.host = Transfer().to_host(group, storage)
 

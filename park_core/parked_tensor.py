@@ -139,11 +139,16 @@ def hide_one(tensor: Tensor, group: StorageGroup, view: View) -> None:
         tensor.__class__ = _parked_class(type(tensor))
 
 
-def show(group: StorageGroup, storage: torch.UntypedStorage) -> None:
-    """PARKED or half shown -> RESIDENT: every member is a view of ``storage`` again, and a normal tensor."""
+def show(group: StorageGroup, memory: Tensor | torch.UntypedStorage) -> None:
+    """PARKED or half shown -> RESIDENT: every member is a view of these bytes again, and a normal tensor."""
+    storage = memory.untyped_storage() if isinstance(memory, Tensor) else memory
+    whole = group.whole
     for view, tensor in group.tensors():
         _unveil(tensor)
-        tensor.data = view.over(storage)
+        if view is whole and isinstance(memory, Tensor) and view.describes(memory):
+            tensor.data = memory
+        else:
+            tensor.data = view.over(storage)
     settle(group, storage)
     group.state = GroupState.RESIDENT
 

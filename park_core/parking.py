@@ -84,7 +84,7 @@ class Parking:
         Args:
             need: bytes that the next stage needs. Decides instead of the significance.
         """
-        with use_lock(self.module), moving:
+        with use_lock(self.module), moving, torch.no_grad():
             started = time.perf_counter()
             if self.closed:
                 reason = "this parking was closed; it does nothing any more"
@@ -178,7 +178,7 @@ class Parking:
 
     def restore(self) -> RestoreReport:
         """Bring every parked weight back to its device. Without a parked weight nothing is allocated and copied."""
-        with use_lock(self.module), moving:
+        with use_lock(self.module), moving, torch.no_grad():
             started = time.perf_counter()
             report = RestoreReport(component=self.component)
             if self.closed:
@@ -211,9 +211,9 @@ class Parking:
         report.bytes_restored = report.bytes_to_device = sum(group.nbytes for group in groups)
 
     def _bring(self, groups: list[StorageGroup]) -> None:
-        storages = {group: mover.to_device(group) for group, mover in self._movers(groups)}
-        for group, storage in storages.items():
-            show(group, storage)
+        memory = {group: mover.to_device(group) for group, mover in self._movers(groups)}
+        for group, tensor in memory.items():
+            show(group, tensor)
 
     def _movers(self, groups: list[StorageGroup]) -> Iterator[tuple[StorageGroup, Transfer]]:
         """Each group with the way to move it."""
@@ -236,7 +236,7 @@ class Parking:
         found: dict[StorageGroup, Fingerprint | None] = dict.fromkeys(movable)
         for device in {group.device for group in movable}:
             here = [group for group in movable if group.device == device]
-            found |= zip(here, known_fingerprints([movable[group] for group in here]), strict=True)
+            found |= zip(here, known_fingerprints([group.memory(movable[group]) for group in here]), strict=True)
         return found
 
     def _keep_or_drop(self, groups: list[StorageGroup]) -> None:

@@ -9,11 +9,23 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from park_core.host_copy import HostCopy
 
 __all__ = ["GroupState", "StorageGroup", "View", "bytes_of", "group_of", "settle"]
+
+
+# What all back ends copy bit for bit as it is. Anything rarer is copied as bytes.
+_COPIED_AS_THEY_ARE = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+}
 
 
 class GroupState(Enum):
@@ -38,6 +50,7 @@ class View:
     stride: tuple[int, ...]
     offset: int
     inference: bool
+    contiguous: bool
 
     @classmethod
     def of(cls, tensor: Tensor, name: str) -> View:
@@ -49,7 +62,12 @@ class View:
             tensor.stride(),
             int(tensor.storage_offset()),
             tensor.is_inference(),
+            tensor.is_contiguous(),
         )
+
+    def describes(self, memory: Tensor) -> bool:
+        """Is this view all of ``memory``, a contiguous tensor over a storage of its own?"""
+        return memory.dtype == self.dtype and memory.shape == self.shape and memory.is_inference() == self.inference
 
     def over(self, storage: torch.UntypedStorage) -> Tensor:
         """The same view of other bytes. An inference tensor stays one, a normal one stays normal."""
@@ -81,6 +99,20 @@ class StorageGroup:
         for view in self.views:
             if (tensor := view.ref()) is not None:
                 yield view, tensor
+
+    @property
+    def whole(self) -> View | None:
+        """The only member, if it is all the bytes in order, as most weights are: it can be copied without a detour."""
+        view = self.views[0] if len(self.views) == 1 else None
+        if view is None or view.offset or not view.contiguous or view.dtype not in _COPIED_AS_THEY_ARE:
+            return None
+        return view if view.shape.numel() * view.dtype.itemsize == self.nbytes else None
+
+    def memory(self, storage: torch.UntypedStorage) -> Tensor:
+        """All the bytes that the group is resident in, as one tensor: its only member if that will do."""
+        whole = self.whole
+        member = None if whole is None else whole.ref()
+        return member if type(member) in (nn.Parameter, Tensor) else bytes_of(storage)  # type: ignore[return-value]
 
     @property
     def name(self) -> str:

@@ -38,19 +38,27 @@ class Transfer:
         Args:
             into: an outdated host copy, whose memory is used again if nobody else sees it.
         """
+        source = group.memory(storage)
         if into is None or into.kind != "pageable" or into.viewed_elsewhere:
-            into = HostCopy.empty(group.nbytes)
-        self._down(bytes_of(into.storage), bytes_of(storage))
+            into = HostCopy.like(source)
+        if into.memory is None or into.memory.shape != source.shape or into.memory.dtype != source.dtype:
+            self._down(bytes_of(into.storage), bytes_of(storage))
+        else:
+            self._down(into.memory, source)
         return into
 
-    def to_device(self, group: StorageGroup) -> torch.UntypedStorage:
+    def to_device(self, group: StorageGroup) -> Tensor:
         """New device memory with the bytes of the group's host copy. Blocks until they are there."""
-        storage = torch.empty(group.nbytes, dtype=torch.uint8, device=group.device).untyped_storage()
-        self.fill(storage, group)
-        return storage
+        whole = group.whole
+        if whole is None or whole.inference != torch.is_inference_mode_enabled():
+            memory = torch.empty(group.nbytes, dtype=torch.uint8, device=group.device)
+        else:
+            memory = torch.empty(whole.shape, dtype=whole.dtype, device=group.device)
+        self.fill(memory, group)
+        return memory
 
-    def fill(self, storage: torch.UntypedStorage, group: StorageGroup) -> None:
-        """Copy the group's host copy into device memory. Blocks until it is there.
+    def fill(self, memory: Tensor, group: StorageGroup) -> None:
+        """Copy the group's host copy into contiguous device memory. Blocks until it is there.
 
         Raises:
             StaleMappingError: the host copy is the mapping of a file that changed.
@@ -58,7 +66,12 @@ class Transfer:
         host = group.host
         assert host is not None
         host.check(group.name)
-        self._up(bytes_of(storage), bytes_of(host.storage))
+        if host.memory is None or host.memory.shape != memory.shape or host.memory.dtype != memory.dtype:
+            self._up(bytes_of(memory.untyped_storage()), bytes_of(host.storage))
+        else:
+            self._up(memory, host.memory)
+
+    # Both tensors are contiguous and have the same dtype and shape.
 
     def _down(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source)
@@ -78,7 +91,7 @@ class Staging(Transfer):
         self._slots = cycle([_Slot(buffer, backend.Event()) for buffer in memory])
 
     def _up(self, target: Tensor, source: Tensor) -> None:
-        if source.numel() < _WORTH_STAGING:
+        if source.nbytes < _WORTH_STAGING:
             return super()._up(target, source)
         with self._on_copy_stream():
             for part, piece in _pieces(target, source):
@@ -89,7 +102,7 @@ class Staging(Transfer):
                 slot.event.record(self._stream)
 
     def _down(self, target: Tensor, source: Tensor) -> None:
-        if source.numel() < _WORTH_STAGING:
+        if source.nbytes < _WORTH_STAGING:
             return super()._down(target, source)
         filling: list[tuple[_Slot, Tensor]] = []
         with self._on_copy_stream():
@@ -127,6 +140,7 @@ def _empty(slot: _Slot, part: Tensor) -> None:
 
 
 def _pieces(target: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    target, source = bytes_of(target.untyped_storage()), bytes_of(source.untyped_storage())
     for start in range(0, target.numel(), _BUFFER_BYTES):
         yield target[start : start + _BUFFER_BYTES], source[start : start + _BUFFER_BYTES]
 
