@@ -117,7 +117,7 @@ class Parking:
                 reason = "buffers stay on the device"
             elif group.device.type == "cpu":
                 reason = "it is on the host already"
-            elif others := sorted({p.component for r in group.holders if (p := r()) is not None}):
+            elif group.holders and (others := sorted({p.component for r in group.holders if (p := r()) is not None})):
                 reason = f"component {', '.join(map(repr, others))} still uses it"
             elif viewed_elsewhere(group, storage):
                 reason = "a tensor outside the component's parameters and buffers views its bytes"
@@ -294,12 +294,14 @@ class Parking:
         return [g for g in groups if g is not None and g.state is GroupState.PARKED and any(g.tensors())]
 
     def _hold(self, groups: list[StorageGroup]) -> None:
+        me = weakref.ref(self)
         for group in groups:
-            group.holders.add(weakref.ref(self))
+            group.holders.add(me)
 
     def _release(self, groups: list[StorageGroup]) -> None:
+        me = weakref.ref(self)
         for group in groups:
-            group.holders.discard(weakref.ref(self))
+            group.holders.discard(me)
 
 
 def _measure_freed(movable: dict[StorageGroup, torch.UntypedStorage]) -> tuple[int, list[Skipped]]:

@@ -39,9 +39,9 @@ class GroupState(Enum):
     PARKED = "parked"
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, which would double the time it takes to make ten thousand of them
 class View:
-    """How one tensor looks at the bytes of its group; enough to make it again, exactly."""
+    """How one tensor looks at the bytes of its group; enough to make it again, exactly. Never changed."""
 
     ref: weakref.ref[Tensor]
     name: str

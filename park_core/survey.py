@@ -77,7 +77,9 @@ def survey(component: nn.Module, name: str) -> Survey:
             found.owners.setdefault(group, []).append(member.owner)
         elif reason := _immovable(member.tensor):
             found.skipped.append(Skipped(member.name, reason, _size_of(member.tensor)))
-        elif storage := member.tensor.untyped_storage():
+        elif not (storage := member.tensor.untyped_storage()):
+            found.skipped.append(Skipped(member.name, "it is empty"))
+        else:
             by_storage.setdefault(storage, []).append(member)
             if (base := member.tensor._base) is not None:  # autograd keeps the base of a view, and its bytes, alive
                 by_storage[storage].append(member._replace(name="", tensor=base))
@@ -97,6 +99,9 @@ def _resident_group(storage: torch.UntypedStorage, members: list[Member], compon
     if group is None:
         group = StorageGroup(component, storage.device, storage.nbytes())
         settle(group, storage)
+    if len(members) == 1 and len(group.views) <= 1 and not any(t is not members[0].tensor for _, t in group.tensors()):
+        group.views = [View.of(members[0].tensor, members[0].name)]  # nearly always
+        return group
     tensors: dict[int, Member] = {}
     for member in members:
         tensors.setdefault(id(member.tensor), member)  # a tied weight goes by its first name
@@ -130,7 +135,7 @@ def _immovable(tensor: Tensor) -> str:
         return "it has no data"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return f"its layout ({tensor.layout}, quantized, conjugated or negated) is more than bytes and strides"
-    return "" if tensor.untyped_storage().nbytes() else "it is empty"
+    return ""
 
 
 def _refusal(member: Member) -> str:
