@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -13,10 +14,10 @@ from typing import IO, Any
 import torch
 
 from .case import Case
-from .verdict import Broken, NotApplicable, Untestable
+from .verdict import Broken, Hangs, NotApplicable, Untestable
 
 #: Seconds after which a child counts as hanging.
-PATIENCE = 120
+PATIENCE = 30
 
 
 def can_fork(case: Case) -> bool:
@@ -25,11 +26,15 @@ def can_fork(case: Case) -> bool:
 
 
 def run_in_child(case: Case, run: Callable[[], None]) -> None:
-    """Run a check in a forked process, and raise here what it raised there; `Broken` if the process died."""
+    """Run a check in a forked process, and raise here what it raised there.
+
+    `Broken` if the process died, `Hangs` if it did not come to an end.
+    """
     if not can_fork(case):
         raise NotApplicable(
             "may crash the process, and a real accelerator does not survive a fork: use the fake device"
         )
+    _import_what_torch_imports_late()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child has its own only
@@ -54,10 +59,19 @@ def run_in_child(case: Case, run: Callable[[], None]) -> None:
             else:
                 outcome = (kind, *rest)
     _, status = os.waitpid(child, 0)
+    if outcome is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        raise Hangs(f"the child process did not end within {PATIENCE} seconds", after=case.history[-1:])
     if outcome is None:
         died = f"of {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else f"with status {status}"
         raise Broken(expected="the process survives", seen=f"it died {died} after the last step of the history")
     _raise(*outcome)
+
+
+def _import_what_torch_imports_late() -> None:
+    """Some functions of torch import its compiler at their first call; every child would do that anew, in seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("torch._dynamo")
 
 
 class _Told(list[str]):
@@ -78,8 +92,9 @@ def _be_child(case: Case, run: Callable[[], None], pipe: IO[bytes]) -> None:
 
     faulthandler.disable()  # a crash is reported by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    torch.set_num_threads(1)  # OpenMP's thread pool does not survive a fork
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler of the parent, such as of a timeout plugin, is not for us
     signal.alarm(PATIENCE)
+    torch.set_num_threads(1)  # before any operation: OpenMP's thread pool does not survive a fork
     case.history = _Told(case.history, pipe)
     try:
         run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import nn
 
@@ -14,7 +13,7 @@ from .host import set_aside, swift_collector
 from .parkable import Parkable
 from .probes import Trait
 from .registry import Check, all_checks
-from .verdict import Broken, Finding, NotApplicable, Untestable, Verdict, error_text
+from .verdict import Broken, Finding, Hangs, NotApplicable, Outcome, Untestable, Verdict, error_text
 
 ParkableFactory = Callable[[], Parkable]
 
@@ -47,10 +46,10 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
     """The verdict of one check, in one variant, on one new parkable."""
     label = one.id if variant is None else f"{one.id}[{variant}]"
 
-    def verdict(outcome: Any, reason: str = "", finding: Finding | None = None) -> Verdict:
+    def verdict(outcome: Outcome, reason: str = "", finding: Finding | None = None) -> Verdict:
         return Verdict(one.promise, label, one.title, outcome, reason, finding)
 
-    def finding(broken: Broken, history: Iterable[str]) -> Finding:
+    def finding(broken: Broken, history: Iterable[str], outcome: Outcome = "broken") -> Finding:
         return Finding(
             promise=one.promise,
             check=label,
@@ -61,6 +60,7 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
             history=tuple(history),
             cause=one.cause,
             reports=one.reports,
+            outcome=outcome,
         )
 
     history: list[str] = []
@@ -77,11 +77,19 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
                 one.run(case, variant)
     except NotApplicable as reason:
         return verdict("not applicable", str(reason))
+    except Hangs as reason:
+        hanging = Broken(
+            expected="the check comes to an end",
+            seen=f"{reason}. Either the implementation waits there for ever, or for a lock or a thread that was in use "
+            "when the process was forked: look there with OMP_NUM_THREADS=1 and with no other threads",
+        )
+        return verdict("hangs", str(reason), finding(hanging, history, "hangs"))
     except Untestable as reason:
         # What cannot be done with the user's module makes all checks pointless; with a probe it is an answer.
         expected = "a parkable that can be tested" if is_own else "that this module can be parked and restored"
         untestable = Broken(expected=expected, seen=str(reason))
-        return verdict("untestable" if is_own else "broken", str(reason), finding(untestable, history))
+        outcome: Outcome = "untestable" if is_own else "broken"
+        return verdict(outcome, str(reason), finding(untestable, history, outcome))
     except Broken as broken:
         return verdict("broken", broken.seen, finding(broken, history))
     except Exception as error:

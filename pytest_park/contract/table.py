@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from .verdict import Verdict
 
-_SIGNS = {"kept": "kept", "broken": "BROKEN", "untestable": "UNTESTABLE", "not applicable": "-"}
+_SIGNS = {"kept": "kept", "broken": "BROKEN", "hangs": "HANGS", "untestable": "UNTESTABLE", "not applicable": "-"}
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
@@ -30,6 +30,8 @@ def _outcome(group: Sequence[Verdict]) -> str:
         return _SIGNS["untestable"]
     if "broken" in outcomes:
         return _SIGNS["broken"] + (f" {outcomes.count('broken')} of {len(group)}" if len(group) > 1 else "")
+    if "hangs" in outcomes:
+        return _SIGNS["hangs"]
     if "kept" in outcomes:
         return _SIGNS["kept"]
     return _SIGNS["not applicable"]

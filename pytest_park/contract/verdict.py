@@ -1,4 +1,5 @@
-"""What a check can say: kept, broken (with a finding), not applicable, or that the parkable cannot be tested at all."""
+"""What a check can say: kept, broken (with a finding), not applicable, that it does not come to an end, or that the
+parkable cannot be tested at all."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["kept", "broken", "not applicable", "untestable"]
+Outcome = Literal["kept", "broken", "not applicable", "hangs", "untestable"]
 
 #: Where the public reports live; checks name them as ``owner/repository/issues/number``.
 REPORTS = "https://github.com/"
@@ -26,13 +27,23 @@ class NotApplicable(Exception):
     """The check says nothing about this parkable, for a reason that a person can read."""
 
 
+class Hangs(Exception):
+    """The check did not come to an end, so that nobody knows whether the promise is kept; *after* is its last step."""
+
+    def __init__(self, what: str, after: Iterable[str] = ()) -> None:
+        super().__init__(f"{what}; its last step: {', '.join(after) or 'none'}")
+
+
 class Untestable(Exception):
     """The parkable itself is not usable, so that no check can say anything; tells what to do first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One broken promise, told to somebody who has not read the contract."""
+    """One broken promise, told to somebody who has not read the contract.
+
+    *outcome* is ``hangs`` where the check did not end, and ``untestable`` where the parkable is no good.
+    """
 
     promise: int
     check: str
@@ -43,9 +54,12 @@ class Finding:
     history: tuple[str, ...]
     cause: str
     reports: tuple[str, ...]
+    outcome: Outcome = "broken"
 
     def __str__(self) -> str:
         number = f"C{self.promise} is broken" if self.promise else "This parkable cannot be tested"
+        if self.outcome == "hangs":
+            number = f"C{self.promise} is neither kept nor broken, the check hangs"
         lines = [f"{number}: {self.title}", f"  expected: {self.expected}", f"  seen:     {self.seen}"]
         if self.names:
             lines.append(f"  names:    {_shortened(self.names, ', ')}")
