@@ -16,7 +16,7 @@ class SawPlaceholder(BaseException):
         super().__init__(f"{operator} was given the placeholder of {names}")
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(TorchDispatchMode):
     """Raises `SawPlaceholder` instead of running a kernel on any of these parked weights."""
 
     def __init__(self, parked: Mapping[str, torch.Tensor]) -> None:

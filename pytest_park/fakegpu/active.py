@@ -1,4 +1,4 @@
-"""The fake devices that are active, by index, and what is current in each thread: the global state that torch has too."""
+"""The fake devices that are active, by index, and what is current in each thread: global state, as torch has it."""
 
 from __future__ import annotations
 

@@ -110,6 +110,7 @@ class Pool:
     all that came. What was freed is what came and is not there."""
 
     __slots__ = (
+        "already_there",
         "blocks",
         "blocks_came",
         "blocks_peak",
@@ -129,10 +130,10 @@ class Pool:
         "size_peak",
     )  # fmt: skip
 
-    #: torch's name of each row; without frees that wait for an event, active and allocated are the same thing
+    #: torch's name of each row
     ROWS = (
-        ("allocation", "blocks"), ("allocated_bytes", "size"), ("active", "blocks"), ("active_bytes", "size"),
-        ("requested_bytes", "requested"), ("segment", "segments"), ("reserved_bytes", "reserved"),
+        ("allocation", "blocks"), ("allocated_bytes", "size"), ("requested_bytes", "requested"),
+        ("segment", "segments"), ("reserved_bytes", "reserved"),
     )  # fmt: skip
 
     def __init__(self, minimum_rest: int) -> None:
@@ -140,9 +141,12 @@ class Pool:
             setattr(self, name, 0)
         self.minimum_rest = minimum_rest
         self.free = {}
+        self.already_there = {}
 
     #: Free blocks by stream; each list is sorted by size, then address (``BlockComparatorSize``), in one number.
     free: dict[int, FreeList]
+    #: What there was when the accumulated counts were last reset, by row.
+    already_there: dict[str, int]
     #: What a block must have left over to be split (``should_split``).
     minimum_rest: int
     blocks: int
@@ -199,14 +203,16 @@ class Pool:
 
     def reset_accumulated(self) -> None:
         for _, name in self.ROWS:
-            setattr(self, f"{name}_came", getattr(self, name))
+            setattr(self, f"{name}_came", 0)
+            self.already_there[name] = getattr(self, name)
 
     def rows(self) -> dict[str, dict[str, int]]:
         """By torch's names: ``{"allocated_bytes": {"current": …, "peak": …, "allocated": …, "freed": …}, …}``."""
         found = {}
         for row, name in self.ROWS:
             current, peak, came = (getattr(self, f"{name}{kind}") for kind in ("", "_peak", "_came"))
-            found[row] = {"current": current, "peak": peak, "allocated": came, "freed": came - current}
+            freed = came + self.already_there.get(name, 0) - current
+            found[row] = {"current": current, "peak": peak, "allocated": came, "freed": freed}
         return found
 
 
@@ -240,7 +246,8 @@ class CachingAllocator:
         self._freed: deque[Block] = deque()
         #: Give a block back; safe at any point of any thread, because it only queues it.
         self.free = self._freed.append
-        self._waiting: list[Block] = []  # freed, but another stream may still work on them
+        self._waiting: list[tuple[int, Block]] = []  # freed at a tick, but another stream may still work on them
+        self._ticks = 0
         self._segments: dict[int, Segment] = {}
         self._next_address = FIRST_ADDRESS
 
@@ -266,24 +273,34 @@ class CachingAllocator:
             self.all.take(size, nbytes)
             return block
 
-    def stream_reached(self, stream: int) -> None:
-        """All work of *stream* is done: what waited for it is free (``process_events``)."""
+    def tick(self) -> int:
+        """A moment: what is freed from now on comes after it."""
         with self._lock:
             self._settle()
-            for block in [block for block in self._waiting if block.uses and stream in block.uses]:
+            self._ticks += 1
+            return self._ticks
+
+    def stream_reached(self, stream: int, moment: int | None = None) -> None:
+        """The work that *stream* had at *moment* (by default now) is done: what waited for it is free."""
+        with self._lock:
+            self._settle()
+            still_waiting = []
+            for freed_at, block in self._waiting:
                 assert block.uses is not None
-                block.uses.discard(stream)
-                if not block.uses:
-                    self._waiting.remove(block)
+                if moment is None or freed_at < moment:
+                    block.uses.discard(stream)
+                if block.uses:
+                    still_waiting.append((freed_at, block))
+                else:
                     self._make_free(block)
+            self._waiting = still_waiting
 
     def device_reached(self) -> None:
         """All work of all streams is done."""
         with self._lock:
             self._settle()
             waiting, self._waiting = self._waiting, []
-            for block in waiting:
-                block.uses = None
+            for _, block in waiting:
                 self._make_free(block)
 
     # -- what can be asked --------------------------------------------------------------------------------------------
@@ -313,7 +330,7 @@ class CachingAllocator:
     def empty_cache(self) -> int:
         """Give all wholly free segments back to the driver; the bytes given back."""
         with self._lock:
-            self._settle()
+            self.device_reached()  # synchronize_and_free_events: what waits for a stream is waited for
             given = 0
             for segment in [s for s in self._segments.values() if s.first.following is None and not s.first.requested]:
                 segment.pool.free[segment.stream].remove(segment.first)
@@ -345,15 +362,25 @@ class CachingAllocator:
         found: dict[str, Any] = {}
         unused = self._split_free_blocks()
         for name, pool in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
-            for row, measures in pool.rows().items():
+            rows = pool.rows()
+            waiting = [block for _, block in self._waiting if pool is self.all or block.segment.pool is pool]
+            for active, row, amount in (
+                ("active", "allocation", len(waiting)),
+                ("active_bytes", "allocated_bytes", sum(block.size for block in waiting)),
+            ):  # active is also what was freed and waits for a stream; its peak counts what waits now
+                rows[active] = dict(rows[row])
+                rows[active]["current"] += amount
+                rows[active]["freed"] -= amount
+                rows[active]["peak"] = max(rows[active]["peak"], rows[active]["current"])
+            for row, measures in rows.items():
                 found |= {f"{row}.{name}.{measure}": value for measure, value in measures.items()}
             inactive = [block for block in unused if pool is self.all or block.segment.pool is pool]
             found[f"inactive_split.{name}.current"] = len(inactive)
             found[f"inactive_split_bytes.{name}.current"] = sum(block.size for block in inactive)
         found["num_alloc_retries"] = self.retries
         found["num_ooms"] = self.out_of_memory_count
-        found["num_device_alloc"] = self.all.segments_came
-        found["num_device_free"] = self.all.segments_came - self.all.segments
+        found["num_device_alloc"] = found["segment.all.allocated"]
+        found["num_device_free"] = found["segment.all.freed"]
         return dict(sorted(found.items()))
 
     def _split_free_blocks(self) -> list[Block]:
@@ -405,7 +432,7 @@ class CachingAllocator:
         block.segment.pool.give(block.size, block.requested)
         self.all.give(block.size, block.requested)
         if block.uses:
-            self._waiting.append(block)
+            self._waiting.append((self._ticks, block))
         else:
             self._make_free(block)
 

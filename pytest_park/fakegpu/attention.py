@@ -7,6 +7,7 @@ the CPU's flash kernels wherever the CPU itself would take them, torch's plain f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .ledger import adopt
 from .tensors import host_view
 from .without_data import stand_in
 
-_MATH = int(SDPBackend.MATH.value)  # type: ignore[attr-defined]
+_MATH = int(SDPBackend.MATH.value)
 
 
 def _attention(
@@ -35,9 +36,11 @@ def _attention(
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
     if _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
-        return fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+        output: Tensor = fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
+        return output
     plain = torch.ops.aten._scaled_dot_product_attention_math
-    return plain(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
+    output = plain(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    return output
 
 
 def _flash(
@@ -46,8 +49,11 @@ def _flash(
     given = [tensor for tensor in (query, key, value, mask) if tensor is not None]
     if len({tensor.device for tensor in given}) > 1 or (mask is not None and mask.requires_grad):
         return False  # the plain formula names the devices; the flash kernels have no gradient for a mask
+    if key.shape[:-1] != value.shape[:-1] or query.shape[:-2] != key.shape[:-2] or query.shape[-1] != key.shape[-1]:
+        return False  # the plain formula broadcasts, or names the shapes; the flash kernels do not look
     views = [None if tensor is None else host_view(tensor) for tensor in (query, key, value, mask)]  # no byte is read
-    return torch._fused_sdp_choice(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH  # type: ignore[attr-defined,no-any-return]
+    choose: Any = torch._fused_sdp_choice
+    return bool(choose(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH)
 
 
 def _forward(
@@ -107,7 +113,7 @@ def _backward(
     return (*(adopt(gradient, query.get_device()) for gradient in gradients), None)
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _forward,
     "_scaled_dot_product_fused_attention_overrideable_backward": _backward,

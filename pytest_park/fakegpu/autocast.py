@@ -1,4 +1,4 @@
-"""``torch.autocast("fakegpu")``: which operators run in the lower dtype, in float32, or in the widest of their arguments.
+"""``torch.autocast("fakegpu")``: what runs in the lower dtype, in float32, or in the widest dtype of its arguments.
 
 The lists are those of ``aten/src/ATen/autocast_mode.h`` for CUDA (``AT_FORALL_LOWER_PRECISION_FP``, ``AT_FORALL_FP32``,
 ``AT_FORALL_PROMOTE``), which torch applies in C++ for its own devices only.
@@ -15,24 +15,29 @@ from torch.utils._pytree import tree_map_only
 
 _LOWER = (
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
-    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot",
-    "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "gru_cell", "lstm_cell", "rnn_tanh_cell",
-    "rnn_relu_cell", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
+    "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "gru_cell", "lstm_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
 )  # fmt: skip
 _FLOAT32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan",
-    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "group_norm",
-    "norm.Scalar", "nuclear_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
-    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "rms_norm", "group_norm", "norm.Scalar", "nuclear_norm", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss",
+    "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
+    "margin_ranking_loss",
     "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
-    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "prod", "prod.dim_int", "softmax.int",
-    "log_softmax.int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
+    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "prod", "prod.dim_int",
+    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
 )  # fmt: skip
 _WIDEST = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
     "scatter_add", "cat", "stack",
 )  # fmt: skip
 
+_KEYS = torch._C.DispatchKeySet(getattr(DispatchKey, "AutocastPrivateUse1"))  # noqa: B009 (torch's stubs lack it)
 _WIDTH = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 
@@ -52,7 +57,7 @@ def kernels() -> list[torch.library.Library]:
 
 def _casting(op: Any, dtype_for: Callable[[list[torch.Tensor]], torch.dtype | None]) -> Callable[..., Any]:
     def cast(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)):
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             floating: list[torch.Tensor] = []
             tree_map_only(torch.Tensor, floating.append, (args, kwargs))
             floating = [

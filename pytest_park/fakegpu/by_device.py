@@ -17,8 +17,8 @@ def named_device(device: Any) -> torch.device | None:
 
 
 class ByDevice(type):
-    """Metaclass of a stand-in for a class of torch: calling it makes *fake* for device type ``fakegpu`` and *native* for
-    every other; ``isinstance`` and ``issubclass`` answer as for *native*."""
+    """Metaclass of a stand-in for a class of torch: calling it makes *fake* for device type ``fakegpu``, else *native*;
+    ``isinstance`` and ``issubclass`` answer as for *native*."""
 
     native: type
     fake: type

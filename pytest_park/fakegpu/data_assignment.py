@@ -1,8 +1,8 @@
 """``tensor.data = value`` where one of the two is on the fake device.
 
 torch allows the assignment between any two of its own dense back ends (``TensorImpl::has_compatible_shallow_copy_type``
-lists them); a back end from outside is not in that list. Here both change their insides instead, which keeps the object,
-its weak references, hooks and gradient, as the assignment between CPU and CUDA does.
+lists them); a back end from outside is not in that list. Here both change their insides instead, which keeps the
+object, its weak references, hooks and gradient, as the assignment between CPU and CUDA does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_native = torch._C.TensorBase.data  # type: ignore[attr-defined]
+_native: Any = vars(torch._C.TensorBase)["data"]
 _natively_compatible = torch._has_compatible_shallow_copy_type
 
 
@@ -22,25 +22,33 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _get(self: torch.Tensor) -> torch.Tensor:
-    return _native.__get__(self)  # type: ignore[no-any-return]
+    data: torch.Tensor = _native.__get__(self)
+    return data
 
 
 def _set(self: torch.Tensor, value: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        _assign(self, value)
+
+
+def _assign(self: torch.Tensor, value: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor) or "fakegpu" not in (self.device.type, value.device.type):
-        return _native.__set__(self, value)  # type: ignore[no-any-return]
+        _native.__set__(self, value)
+        return
     if _natively_compatible(self, value):
-        return _native.__set__(self, value)  # type: ignore[no-any-return]
+        _native.__set__(self, value)
+        return
     requires_grad, grad = self.requires_grad, self.grad
     if requires_grad and not (value.is_floating_point() or value.is_complex()):
         raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
     if grad is not None and grad.shape != value.shape:
         raise NotImplementedError(
-            f"fakegpu cannot assign .data of shape {tuple(value.shape)} across devices to a tensor with a gradient of shape"
+            f"fakegpu cannot assign .data of shape {tuple(value.shape)} across devices where the gradient has shape"
             f" {tuple(grad.shape)}; set .grad to None first"
         )
     hooks = self._backward_hooks
     with torch.inference_mode(value.is_inference()):
-        torch._C._swap_tensor_impl(self, value.detach())  # type: ignore[attr-defined]
+        torch._C._swap_tensor_impl(self, _get(value))  # and not detach(), which is a view of value
         if requires_grad:
             self.requires_grad_(True)
     if hooks:
@@ -49,7 +57,6 @@ def _set(self: torch.Tensor, value: torch.Tensor) -> None:
         # between CPU and CUDA the gradient stays where it was until its own .data is assigned, as Module.to does next;
         # torch lets a gradient be set only on the device of its tensor, so here it moves along
         self.grad = grad.to(device=value.device, dtype=value.dtype)
-    return None
 
 
 # dynamo compares the parameter names with those of the original

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ from .random import Generator
 from .registration import NAME
 from .sanitizer import RaceError, Sanitizer, stream_key
 
+Direction = Literal["h2d", "d2h", "d2d"]
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One copy between host and device or between devices. *bytes* are those of the source."""
 
-    kind: Literal["h2d", "d2h", "d2d"]
+    kind: Direction
     bytes: int
     pinned: bool
     blocking: bool
@@ -226,6 +229,8 @@ class FakeDevice:
 
     def retire(self) -> None:
         """The end of the device: memory that is still referred to can no longer be read, and says so."""
+        if sys.is_finalizing():  # a process that ends inside activate(): torch's kernels are gone already
+            return
         for entry in list(self.entries.values()):
             storage = entry()
             if storage is not None:
@@ -283,7 +288,7 @@ class FakeDevice:
         """Let arrive what the host has waited for."""
         self.pending.deliver(self.sanitizer.has_reached_host)
 
-    def copied(self, kind: Literal["h2d", "d2h", "d2d"], nbytes: int, *, pinned: bool, blocking: bool) -> None:
+    def copied(self, kind: Direction, nbytes: int, *, pinned: bool, blocking: bool) -> None:
         """Note a copy that is about to happen; fails if it was asked to."""
         if kind == "h2d":
             self._device_copy_fuse.check()
@@ -297,8 +302,8 @@ class FakeDevice:
         other = f"Of the allocated memory {format_bytes(self.allocated)} is allocated by PyTorch, and "
         cap = f"{format_bytes(driver.cap)} allowed; " if driver.cap is not None else ""
         return (
-            f"fakegpu out of memory. Tried to allocate {format_bytes(nbytes)}. GPU {self.index} has a total capacity of "
-            f"{format_bytes(driver.total)} of which {format_bytes(driver.free)} is free. {cap}"
+            f"fakegpu out of memory. Tried to allocate {format_bytes(nbytes)}. GPU {self.index} has a total capacity"
+            f" of {format_bytes(driver.total)} of which {format_bytes(driver.free)} is free. {cap}"
             f"Including non-PyTorch memory, {format_bytes(driver.other_process + driver.taken)} memory in use. {other}"
             f"{format_bytes(self.reserved - self.allocated)} is reserved by PyTorch but unallocated."
             f" (wanted from the driver: {segment} bytes)"

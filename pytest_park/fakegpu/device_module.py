@@ -12,7 +12,11 @@ import torch
 from . import active
 from .by_device import named_device
 from .device import FakeDevice
-from .streams import Stream
+from .streams import Event as Event
+from .streams import Stream as Stream
+from .streams import current_stream as current_stream
+from .streams import default_stream as default_stream
+from .streams import set_stream as set_stream
 
 Device = torch.device | int | str | None
 

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from . import active, autocast, own_kernels
 from .ledger import adopt, forget_frames
+from .random import is_of_a_device
 from .sanitizer import accessed
 from .tensors import host_view
 from .without_data import stand_in
@@ -45,7 +46,9 @@ def install() -> None:
     generic = set(_registered_for("CompositeExplicitAutogradNonFunctional")) | set(
         _registered_for("CompositeExplicitAutograd")
     )
-    for qualified in sorted(generic.intersection(_registered_for("CPU")) - own_kernels.names() | _WHOLE | _VIEWS):
+    for qualified in sorted(
+        generic.intersection(_registered_for("CPU")) - own_kernels.names() | _WHOLE | _VIEWS | _CLOSED
+    ):
         name, _, overload = qualified.removeprefix("aten::").partition(".")
         if qualified.startswith("aten::"):
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
@@ -54,7 +57,7 @@ def install() -> None:
 
 
 def _registered_for(key: str) -> list[str]:
-    return torch._C._dispatch_get_registrations_for_dispatch_key(key)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._dispatch_get_registrations_for_dispatch_key(key)
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -75,12 +78,18 @@ def kernel_of(op: OpOverload) -> Kernel:
     if torch.Tag.inplace_view in op.tags or any(alias is not None and not alias.is_write for alias in returned):
         return _on_device_tensors(op)
     outs = [argument.name for argument in op._schema.arguments if argument.is_out]
-    return _writing_out(op, outs) if outs else _on_host_views(op)
+    if outs:
+        return _writing_out(op, outs)
+    kernel = _on_host_views(op)
+    takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
+    if torch.Tag.nondeterministic_seeded in op.tags and not takes_generator:
+        return _with_device_numbers(kernel)
+    return kernel
 
 
 def _on_device_tensors(op: OpOverload) -> Kernel:
     """Views share the storage of the device tensor, so the CPU's kernel gets that tensor and not a view of it."""
-    return functools.partial(op._handle.redispatch_boxed, _HOST_KEY)  # type: ignore[attr-defined]
+    return functools.partial(op._handle.redispatch_boxed, _HOST_KEY)
 
 
 def _on_host_views(op: OpOverload) -> Kernel:
@@ -88,18 +97,18 @@ def _on_host_views(op: OpOverload) -> Kernel:
     takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        host_args: list[Any] | None = []
+        host_args: Any = []
         previous = value = result = None
         try:
             if kwargs or takes_generator or active.uncommon:
                 return with_all_cases(args, kwargs)
             # the common case, written out: device tensors of one device and plain values in, one tensor out
-            index = -1
+            index = -2  # none yet; -1 is the host
             for value in args:
                 if isinstance(value, Tensor):
                     at = value.get_device()
                     if at != index:
-                        if at < 0 or index >= 0:
+                        if at < 0 or index != -2:
                             return with_all_cases(args, kwargs)
                         index = at
                     host_args.append(host_args[-1] if value is previous else host_view(value))  # x + x needs one view
@@ -137,12 +146,29 @@ def _on_host_views(op: OpOverload) -> Kernel:
         return watched(op, args, kwargs, call.to_device(result))
 
     def with_numbers(error: RuntimeError, host_args: list[Any], kwargs: dict[str, Any], call: Call) -> Any:
-        """torch hands a number that it wrapped as a tensor over as a number again; the name alone finds its overload."""
+        """torch hands a number that it wrapped as a tensor over as a number; the name alone finds its overload."""
         if "Cast error details: Unable to cast" not in str(error):
             raise error
         return call.to_device(op.overloadpacket(*host_args, **kwargs))
 
     return kernel
+
+
+def _with_device_numbers(kernel: Kernel) -> Kernel:
+    """For what draws from the default generator without saying so, like dropout: the host's, so it is lent a state."""
+
+    def drawing(*args: Any, **kwargs: Any) -> Any:
+        generator = active.card(next(t.get_device() for t in args if isinstance(t, Tensor))).generator
+        host = torch.default_generator
+        state = host.get_state()
+        host.set_state(generator.get_state())
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            generator.set_state(host.get_state())
+            host.set_state(state)
+
+    return drawing
 
 
 def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
@@ -157,22 +183,25 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
         if call.elsewhere:
             call.refuse_mixed_devices()
         given = [(kwargs[name], name) for name in outs if name in kwargs]
-        for out, name in given:
-            if isinstance(out, Tensor) and not out.numel():
-                host_kwargs[name] = torch.empty(0, dtype=out.dtype, device=call.host)
+        fresh = {name: torch.empty(0, dtype=out.dtype, device=call.host) for out, name in given}
+        empty = {name: fresh[name] for out, name in given if not out.numel()}
         try:
-            result = run(*host_args, **host_kwargs)
+            result = run(*host_args, **host_kwargs | empty)
         except RuntimeError as error:
-            if "Cast error details: Unable to cast" not in str(error):
+            if "Cast error details: Unable to cast" in str(error):
+                result = op.overloadpacket(*host_args, **host_kwargs | empty)
+            elif "not resizable" in str(error):
+                empty = fresh
+                result = run(*host_args, **host_kwargs | empty)
+            else:
                 raise
-            result = op.overloadpacket(*host_args, **host_kwargs)
         for out, name in given:
-            host = host_kwargs[name]
-            if isinstance(out, Tensor) and out.shape != host.shape:
-                if out.numel():
-                    out.resize_(host.shape)
-                else:
+            host = empty.get(name, host_kwargs[name])
+            if out.shape != host.shape or name in empty:
+                if host is not host_kwargs[name]:
                     out.set_(adopt(host, call.index))
+                else:
+                    out.set_(out.untyped_storage(), out.storage_offset(), host.size(), host.stride())
         watched(op, args, kwargs, [out for out, _ in given])
         if isinstance(result, Tensor):
             return given[0][0]
@@ -230,8 +259,12 @@ class Call:
 
     def to_host_by_name(self, kwargs: dict[str, Any], takes_generator: bool) -> dict[str, Any]:
         found = {name: self.to_host(value) for name, value in kwargs.items()}
-        if takes_generator and kwargs.get("generator") is None and active.has_data():
-            found["generator"] = active.card(self.index).generator
+        if takes_generator and active.has_data():
+            given = kwargs.get("generator")
+            if given is None:
+                found["generator"] = active.card(self.index).generator
+            elif not is_of_a_device(given):
+                raise RuntimeError("Expected a 'fakegpu' device type for generator but found 'cpu'")
         return found
 
     def to_device(self, result: Any) -> Any:
@@ -258,6 +291,8 @@ class Call:
 
 #: Composites of an allocation and a copy, so frequent in models that they run as one.
 _WHOLE = {"aten::clone", "aten::constant_pad_nd"}
+#: Composites that know torch's own devices only.
+_CLOSED = {"aten::mode.values"}
 #: The views that all others are made of: by name they do not even enter Python.
 _VIEWS = {"aten::view", "aten::as_strided", "aten::_reshape_alias"}
 #: ``TensorAdvancedIndexing.cpp`` moves the indices of these to the device of what they index.

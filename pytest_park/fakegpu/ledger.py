@@ -73,8 +73,8 @@ def swap(card: FakeDevice, left: torch.UntypedStorage, right: torch.UntypedStora
 
 def expire(storage: torch.UntypedStorage) -> None:
     """The device of *storage* is gone: from now on every look at its bytes raises ``RuntimeError``."""
-    over_it = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
-    torch._C._set_throw_on_mutable_data_ptr(over_it)  # type: ignore[attr-defined]
+    over_it = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    torch._C._set_throw_on_mutable_data_ptr(over_it)
 
 
 def forget_frames(error: BaseException) -> None:

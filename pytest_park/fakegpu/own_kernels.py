@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import active, attention, recurrent
+from . import active, attention, recurrent, storages
 from .ledger import adopt, forget_frames
 from .pinned import is_pinned
 from .tensors import host_view
 from .without_data import refuse_values, stand_in
+
+if TYPE_CHECKING:
+    from .device import Direction
 
 #: Every byte of fresh memory. As a float of any width this is NaN, so what reads memory before writing it shows.
 POISON = 0xFF
@@ -118,7 +121,7 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     Blocking means that the host waits for the stream. Not blocking, to pinned memory: the bytes arrive when the host
     waits (until then the host sees poison), because on a GPU nobody knows when else.
     """
-    kind = "h2d" if source.is_cpu else "d2h" if target.is_cpu else "d2d"
+    kind: Direction = "h2d" if source.is_cpu else "d2h" if target.is_cpu else "d2d"
     card = active.card((target if kind != "d2h" else source).get_device())
     pinned = is_pinned(source if kind == "h2d" else target)
     card.copied(kind, source.nbytes, pinned=pinned, blocking=not non_blocking)
@@ -202,20 +205,17 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
 
 
 def _resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    """Like the CPU's: bytes that were there stay, growth beyond the storage gets fresh memory."""
+    """Like the CPU's: nothing happens for its own size; growth is growth of the storage, which all its views see."""
+    if tuple(size) == tuple(tensor.shape) and memory_format in (None, torch.preserve_format):
+        return tensor
     wanted = torch.empty(size, dtype=tensor.dtype, device="meta")
     if memory_format not in (None, torch.preserve_format):
         wanted = wanted.contiguous(memory_format=memory_format)
-    offset = tensor.storage_offset()
-    needed = (offset + wanted.numel()) * tensor.element_size()
-    storage = tensor.untyped_storage()
+    storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+    needed = int(offset + wanted.numel()) * tensor.element_size()
     if needed > storage.nbytes():
-        grown = _empty((needed,), dtype=torch.uint8, device=tensor.device)
-        kept = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
-        if kept.numel() and active.has_data():
-            host_view(grown)[: kept.numel()].copy_(host_view(kept))
-        storage = grown.untyped_storage()
-    return tensor.set_(storage, offset, wanted.shape, wanted.stride())  # type: ignore[call-overload,no-any-return]
+        storages.resize(storage, needed)
+    return tensor.set_(storage, offset, wanted.shape, wanted.stride())
 
 
 def _local_scalar_dense(tensor: torch.Tensor) -> Any:
@@ -259,11 +259,11 @@ def _same_device(first: torch.Tensor, *others: torch.Tensor | None) -> None:
 
 #: These touch no bytes, or by way of others, or tell more than their schema says.
 _NO_ACCESS = {
-    "empty.memory_format", "empty_strided", "_to_copy", "resize_", "record_stream", "_copy_from", "_copy_from_and_resize",
-    "scaled_dot_product_attention", "_efficientzerotensor",
+    "empty.memory_format", "empty_strided", "_to_copy", "resize_", "record_stream", "_copy_from",
+    "_copy_from_and_resize", "scaled_dot_product_attention", "_efficientzerotensor",
 }  # fmt: skip
 
-_KERNELS = {
+_KERNELS: dict[str, Callable[..., Any]] = {
     "_to_copy": _to_copy,
     "_efficientzerotensor": _efficientzerotensor,
     "record_stream": _record_stream,

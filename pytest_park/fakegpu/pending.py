@@ -17,8 +17,8 @@ class _Copy:
 
 
 class PendingCopies:
-    """They are carried out when the host has waited for the stream that they were given to, directly or through an event
-    or another stream; as on a GPU, memory that nobody waited for holds something else."""
+    """They are carried out when the host has waited for the stream that they were given to, directly or through an
+    event or another stream; as on a GPU, memory that nobody waited for holds something else."""
 
     def __init__(self) -> None:
         self._copies: list[_Copy] = []

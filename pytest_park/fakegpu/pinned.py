@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.jit._builtins import _register_builtin
 
 #: Functions of torch that make a CPU tensor and take ``pin_memory=True``, which needs a C++ allocator of the back end.
 _FACTORIES = (
     "empty", "empty_strided", "empty_like", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "rand",
-    "randn", "randint", "arange", "tensor",
+    "randn", "randint", "arange", "tensor", "linspace", "logspace", "eye", "randperm",
+    "empty_permuted", "rand_like", "randn_like", "randint_like",
 )  # fmt: skip
+
+_NEW = ("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor")
 
 _pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -54,7 +58,11 @@ def _pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> tor
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
     for name in _FACTORIES:
-        yield torch, name, _pinning(getattr(torch, name))
+        made = _pinning(getattr(torch, name))
+        _register_builtin(made, f"aten::{name}")  # TorchScript knows torch's functions by identity
+        yield torch, name, made
+    for name in _NEW:
+        yield torch.Tensor, name, _pinning(getattr(torch.Tensor, name))
 
 
 def _pinning(factory: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ class Generator(torch._C.Generator):
     it belongs to the device. Kernels can use it as it is, because they run on the CPU."""
 
     def __new__(cls, device: Any = None) -> Generator:
-        made = super().__new__(cls, device="cpu")
+        made: Generator = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
         made._device = torch.device("fakegpu", active.index_of(named_device(device)))
+        _of_devices[_address(made)] = made
         return made
 
     def __init__(self, device: Any = None) -> None:
@@ -32,6 +34,20 @@ class Generator(torch._C.Generator):
         twin = Generator(self._device)
         twin.set_state(self.get_state())
         return twin
+
+
+#: By the address of the C++ object, because kernels are handed another Python object for it.
+_of_devices: weakref.WeakValueDictionary[int, Generator] = weakref.WeakValueDictionary()
+
+
+def _address(generator: torch._C.Generator) -> int:
+    address: int = generator._cdata  # type: ignore[attr-defined]
+    return address
+
+
+def is_of_a_device(generator: torch._C.Generator) -> bool:
+    """Whether *generator* was made for a fake device; seen from a kernel, it looks like one of the CPU."""
+    return _address(generator) in _of_devices
 
 
 class AnyGenerator(metaclass=ByDevice, native=torch._C.Generator, fake=Generator):

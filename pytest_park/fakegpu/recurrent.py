@@ -5,6 +5,9 @@ The equations and the layout of the workspaces are those of ``aten/src/ATen/nati
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -86,7 +89,7 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tu
     return _on_device(grad_hy.get_device(), of_input, of_hidden, of_hy * z, *biases)
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "_thnn_fused_gru_cell": _gru_cell,

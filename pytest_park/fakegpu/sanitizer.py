@@ -1,11 +1,11 @@
 """Does anything order this access after that one? Reads, writes and frees on several streams, checked as they happen.
 
-The logic is torch's own (``torch.cuda._sanitizer.EventHandler``, which has no CUDA in it): vector clocks of the streams,
-and for every block of memory its last write and the reads since. Nothing can race on one stream, so nothing is recorded
+The logic is torch's own (``torch.cuda._sanitizer.EventHandler`` has no CUDA in it): vector clocks of streams, and for
+every block of memory its last write and the reads since. Nothing can race on one stream, so nothing is recorded
 before a second one is made; from then on every kernel is, with its stack.
 
-Added here: torch's sanitizer knows a tensor by its first byte and forgets it when it is freed. This one knows the bytes,
-so that a slice and the whole conflict and two slices do not; and it holds what other streams did with freed memory
+Added here: torch's sanitizer knows a tensor by its first byte and forgets it when it is freed. This one knows bytes, so
+that a slice and the whole conflict and two slices do not; and it holds what other streams did with freed memory
 against the next owner, which is how a missing ``record_stream`` shows.
 """
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Range(NamedTuple):
-    """The bytes from *start* up to *end*, in the block at *block* of device *index*; addresses as the allocator gives."""
+    """The bytes from *start* up to *end* in the block at *block* of device *card*; addresses as the allocator gives."""
 
-    index: int
+    card: int
     block: int
     start: int
     end: int
 
     def __str__(self) -> str:
-        return f"fakegpu:{self.index} {self.start:#x} to {self.end:#x}"
+        return f"fakegpu:{self.card} {self.start:#x} to {self.end:#x}"
 
     def meets(self, other: Range) -> bool:
-        return self.index == other.index and self.start < other.end and other.start < self.end
+        return self.card == other.card and self.start < other.end and other.start < self.end
 
 
 class RaceError(RuntimeError):
@@ -117,7 +117,7 @@ class Sanitizer:
             read, written = self._ranges(reads), self._ranges(writes)
             if not read and not written:
                 return self.handler.seq_num
-            index = next(iter(read | written)).index
+            index = next(iter(read | written)).card
             return self._launch(stream_key(index, active.stream(index)), read - written, written, operator)
 
     def _launch(self, stream: int, read: set[Range], written: set[Range], operator: str) -> int:
@@ -140,15 +140,13 @@ class Sanitizer:
     def _hold_against_neighbours(self, where: Range, access: Access, errors: list[SynchronizationError]) -> None:
         """torch's handler has checked the range itself; the same for every other that shares bytes with it."""
         assert self.handler is not None
-        for other in self._known[where.index, where.block]:
+        for other in self._known[where.card, where.block]:
             if other != where and other.meets(where):
                 info = self._info(other)
                 before = [*info.reads, info.write] if access.type is AccessType.WRITE else [info.write]
-                for previous in before:
-                    if previous is not None and not self.handler.syncs.is_ordered_after(
-                        access.stream, previous.seq_num, previous.stream
-                    ):
-                        errors.append(UnsynchronizedAccessError(where, None, access, previous))  # type: ignore[arg-type]
+                ordered = self.handler.syncs.is_ordered_after
+                races = [a for a in before if a is not None and not ordered(access.stream, a.seq_num, a.stream)]
+                errors += [UnsynchronizedAccessError(0, None, access, previous) for previous in races]
 
     def _ranges(self, tensors: Iterable[torch.Tensor]) -> set[Range]:
         """The bytes of device tensors; host tensors have none."""
@@ -158,13 +156,13 @@ class Sanitizer:
             entry = active.card(index).entries.get(tensor.untyped_storage()._cdata) if index >= 0 else None
             if entry is not None and tensor.numel():
                 block = entry.block.address
-                start = block + tensor.storage_offset() * tensor.element_size()
-                reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+                start = block + int(tensor.storage_offset()) * tensor.element_size()
+                reach = int(sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)))
                 found.add(self._remember(Range(index, block, start, start + (reach + 1) * tensor.element_size())))
         return found
 
     def _remember(self, where: Range) -> Range:
-        known = self._known.setdefault((where.index, where.block), [])
+        known = self._known.setdefault((where.card, where.block), [])
         if where not in known:
             known.append(where)
         return where
@@ -197,7 +195,7 @@ class Sanitizer:
                 self._info(self._remember(where)).reads.extend(inherited)
 
     def freed(self, card: FakeDevice, block: Block) -> None:
-        """Remember what streams other than the owner did with *block*, unless ``record_stream`` makes it wait for them."""
+        """Remember what streams besides the owner did with *block*, unless ``record_stream`` makes it wait for them."""
         if self.handler is None:
             return
         with self._lock:

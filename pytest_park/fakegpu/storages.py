@@ -1,4 +1,4 @@
-"""``torch.UntypedStorage`` on the fake device: torch makes and resizes one with an allocator in C++, which there is not."""
+"""``torch.UntypedStorage`` on the fake device: torch makes and resizes one by a C++ allocator, which there is not."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from . import active, ledger
 
 _native_new = torch._C.StorageBase.__new__
 _native_resize = torch.UntypedStorage.resize_
+_SWAP = "_swap_data_ptr_"  # not in torch's stubs
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch.UntypedStorage, "__new__", staticmethod(_new)
-    yield torch.UntypedStorage, "resize_", _resize
+    yield torch.UntypedStorage, "resize_", resize
 
 
 def _new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
@@ -28,14 +29,14 @@ def _new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.Un
     return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
 
 
-def _resize(self: torch.UntypedStorage, size: int) -> None:
+def resize(self: torch.UntypedStorage, size: int) -> None:
     """``storage.resize_(n)``: as FSDP does to free the memory of a parameter and to bring it back."""
     if self.device.type != "fakegpu":
         _native_resize(self, size)
         return
-    if not hasattr(self, "_swap_data_ptr_"):
+    if not hasattr(self, _SWAP):
         raise NotImplementedError(
-            f"fakegpu cannot resize a storage with torch {torch.__version__}: UntypedStorage._swap_data_ptr_ is missing"
+            f"fakegpu cannot resize a storage with torch {torch.__version__}: UntypedStorage.{_SWAP} is missing"
         )
     old = self.nbytes()
     if size == old:
@@ -44,7 +45,7 @@ def _resize(self: torch.UntypedStorage, size: int) -> None:
         fresh = torch.empty(size, dtype=torch.uint8, device=self.device)
         kept = min(old, size)
         if kept:
-            fresh[:kept].copy_(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)[:kept])  # type: ignore[call-overload]
+            fresh[:kept].copy_(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)[:kept])
     other = fresh.untyped_storage()
     if old and size:  # torch swaps only equal sizes or an empty one: by way of the empty one
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device).untyped_storage()
@@ -53,5 +54,5 @@ def _resize(self: torch.UntypedStorage, size: int) -> None:
 
 
 def _swap(left: torch.UntypedStorage, right: torch.UntypedStorage) -> None:
-    left._swap_data_ptr_(right)  # type: ignore[attr-defined]
+    getattr(left, _SWAP)(right)
     ledger.swap(active.card(left.device.index), left, right)

@@ -39,15 +39,15 @@ class Stream(torch._C.Stream):
 
     priority: int
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> None:  # type: ignore[override]
         """All work given to this stream from now on runs after what *event* recorded."""
         active.card(self.device_index).sanitizer.waited(event.id, self._key())
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """All work given to this stream from now on runs after the work that *stream* has now."""
         self.wait_event(stream.record_event())
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -98,14 +98,16 @@ class Event(torch._C.Event):
     id: int
     timed: bool
     recorded_at: float | None
+    moment: int
     stream: Stream | None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:  # type: ignore[override]
         self.stream = current_stream() if stream is None else stream
         self.recorded_at = time.perf_counter()
+        self.moment = active.card(self.stream.device_index).allocator.tick()
         active.card(self.stream.device_index).sanitizer.recorded(self.id, self.stream._key())
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:  # type: ignore[override]
         (current_stream() if stream is None else stream).wait_event(self)
 
     def query(self) -> bool:
@@ -117,11 +119,11 @@ class Event(torch._C.Event):
         """Wait, on the host, for what was recorded."""
         if self.stream is not None:
             card = active.card(self.stream.device_index)
-            card.allocator.stream_reached(self.stream.stream_id)
+            card.allocator.stream_reached(self.stream.stream_id, self.moment)
             card.sanitizer.host_waited_for_event(self.id)
             card.deliver()
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: Event) -> float:  # type: ignore[override]
         """Milliseconds between the two records, in the host's time."""
         if not self.timed or not end.timed:
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import cast
 
 import torch
 
@@ -18,8 +17,8 @@ _HOST = 1  # kDLCPU
 _EXTERNAL = 12  # kDLExtDev, which torch reads as PrivateUse1
 _DEVICE_OFFSET = 8
 
-_export = torch._C._to_dlpack  # type: ignore[attr-defined]
-_import = torch._C._from_dlpack  # type: ignore[attr-defined]
+_export = torch._C._to_dlpack
+_import = torch._C._from_dlpack
 _word = ctypes.c_int64.from_address
 _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -40,7 +39,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     except (RuntimeError, BufferError):
         return _reinterpreted(tensor, _HOST)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = _HOST
-    view = cast(torch.Tensor, _import(capsule))
+    view = _import(capsule)
     dtype = tensor.dtype
     if view.dtype is not dtype:
         return _reinterpreted(tensor, _HOST)
@@ -55,7 +54,7 @@ def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
     except (RuntimeError, BufferError):
         return _reinterpreted(tensor, word)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
-    view = cast(torch.Tensor, _import(capsule))
+    view = _import(capsule)
     dtype = tensor.dtype
     if view.dtype is not dtype:
         return _reinterpreted(tensor, word)
@@ -65,7 +64,7 @@ def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
 def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
     """The same for dtypes that DLPack cannot name: the storage travels as bytes and gets its dtype back."""
     storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     try:
         capsule = _export(flat)
     except RuntimeError as error:
@@ -74,5 +73,5 @@ def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
             f" active ({str(error).splitlines()[0]})"
         ) from None
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
-    moved = cast(torch.Tensor, _import(capsule))
+    moved = _import(capsule)
     return moved.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

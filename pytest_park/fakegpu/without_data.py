@@ -32,9 +32,7 @@ def unwritten(shape: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
     space = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     flat = torch.frombuffer(space, dtype=torch.uint8, count=nbytes)
-    return torch.empty(0, dtype=shape.dtype, device="cpu").set_(  # type: ignore[call-overload,no-any-return]
-        flat.untyped_storage(), 0, shape.size(), shape.stride()
-    )
+    return torch.empty(0, dtype=shape.dtype, device="cpu").set_(flat.untyped_storage(), 0, shape.size(), shape.stride())
 
 
 def refuse_values(what: str) -> None:

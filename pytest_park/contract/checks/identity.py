@@ -35,7 +35,7 @@ def check_parameters_stay_the_same_objects(case: Case) -> None:
         weight.__dict__["quantisation"] = name  # what GGUF and bitsandbytes keep on their parameters
         references[name] = weakref.ref(weight)
         if weight.requires_grad:
-            weight.register_hook(lambda gradient, name=name: calls.append(name))  # type: ignore[no-untyped-call]
+            weight.register_hook(lambda gradient, name=name: calls.append(name))
     then = case.snapshot()
     case.cycle()
     case.expect_same("identity", "flags", "attributes", since=then)
