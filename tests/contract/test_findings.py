@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pytest_park.contract import Finding, Parkable, check, examine
-from pytest_park.contract.__main__ import main
 from pytest_park.contract.registry import all_checks
 from pytest_park.fakegpu import FakeDevice
 
@@ -50,11 +49,9 @@ def test_every_check_says_what_usually_causes_it_and_who_met_it(one) -> None:
     assert all(len(report.split("/")) == 4 and report.split("/")[3].isdigit() for report in one.reports)
 
 
-def test_the_command_prints_a_table(fake_device: FakeDevice, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_is_examined_by_its_name(fake_device: FakeDevice) -> None:
     def make() -> Parkable:
         return replace(parkable(DropsTheOnlyCopy, *component(fake_device.device)), fake_device=fake_device)
 
     verdicts = examine(make, only=["idempotence"])
     assert {verdict.outcome for verdict in verdicts} == {"kept", "broken"}
-    assert main(["no_such_module:factory"]) == 2
-    assert "cannot load 'no_such_module:factory'" in capsys.readouterr().err

@@ -52,14 +52,20 @@ class Parked:
         with torch._C.DisableTorchFunctionSubclass():
             if what in ON_SELF:
                 return function(*args, **kwargs)
-            if what == "data" and len(args) == 2:
-                PARKED[args[0]] = args[1].detach().cpu().clone()
-                return None
             is_write = what == "__setitem__" or (what.endswith("_") and (what[-2] != "_" or what.startswith("__i")))
             if what in ON_HOST or (is_write and isinstance(args[0], Parked)):
                 result = function(*map(_on_host, args), **{name: _on_host(value) for name, value in kwargs.items()})
                 return args[0] if is_write else result
         raise ParkedError(f"{what} needs a weight that is parked on the host: call restore() first")
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Assigned to, it is the host copy that changes."""
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        PARKED[self] = value.detach().cpu().clone()
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise ParkedError("a parked weight cannot be copied: call restore() first")
@@ -253,11 +259,11 @@ class Healthy:
             PARKED[parameter] = copy
             self.disguise(parameter)
             with torch._C.DisableTorchFunctionSubclass():
-                parameter.data = placeholder
+                torch.Tensor.data.__set__(parameter, placeholder)
 
     def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            parameter.data = data
+            torch.Tensor.data.__set__(parameter, data)
         self.undisguise(parameter)
         del PARKED[parameter]
 
