@@ -80,9 +80,10 @@ class FreeList:
     Size and address are one number, because numbers compare faster than pairs.
     """
 
-    __slots__ = ("_blocks", "_order")
+    __slots__ = ("_blocks", "_order", "_pools")
 
-    def __init__(self) -> None:
+    def __init__(self, *pools: Pool) -> None:
+        self._pools = pools
         self._order: list[int] = []
         self._blocks: dict[int, Block] = {}
 
@@ -93,16 +94,26 @@ class FreeList:
         key = block.size << _ADDRESS_BITS | block.address
         self._blocks[key] = block
         insort(self._order, key)
+        if block.previous is not None or block.following is not None:
+            for pool in self._pools:
+                pool.leave_unused(block.size)
 
     def remove(self, block: Block) -> None:
         key = block.size << _ADDRESS_BITS | block.address
-        del self._blocks[key]
+        self._taken(self._blocks.pop(key))
         del self._order[bisect_left(self._order, key)]
+
+    def _taken(self, block: Block) -> Block:
+        if block.previous is not None or block.following is not None:
+            for pool in self._pools:
+                pool.unused -= 1
+                pool.unused_size -= block.size
+        return block
 
     def take(self, size: int) -> Block | None:
         """The first block of at least *size*, out of the list."""
         place = bisect_left(self._order, size << _ADDRESS_BITS)
-        return self._blocks.pop(self._order.pop(place)) if place < len(self._order) else None
+        return self._taken(self._blocks.pop(self._order.pop(place))) if place < len(self._order) else None
 
 
 class Pool:
@@ -128,12 +139,19 @@ class Pool:
         "size",
         "size_came",
         "size_peak",
+        "unused",
+        "unused_came",
+        "unused_peak",
+        "unused_size",
+        "unused_size_came",
+        "unused_size_peak",
     )  # fmt: skip
 
     #: torch's name of each row
     ROWS = (
         ("allocation", "blocks"), ("allocated_bytes", "size"), ("requested_bytes", "requested"),
         ("segment", "segments"), ("reserved_bytes", "reserved"),
+        ("inactive_split", "unused"), ("inactive_split_bytes", "unused_size"),
     )  # fmt: skip
 
     def __init__(self, minimum_rest: int) -> None:
@@ -164,6 +182,12 @@ class Pool:
     reserved: int
     reserved_peak: int
     reserved_came: int
+    unused: int
+    unused_came: int
+    unused_peak: int
+    unused_size: int
+    unused_size_came: int
+    unused_size_peak: int
 
     def take(self, size: int, requested: int) -> None:
         """One block more. Written out, because every operator pays for it twice."""
@@ -184,6 +208,17 @@ class Pool:
         self.blocks -= 1
         self.size -= size
         self.requested -= requested
+
+    def leave_unused(self, size: int) -> None:
+        """A free block more that is a part of a segment of which other parts may be in use (``inactive_split``)."""
+        self.unused_came += 1
+        self.unused_size_came += size
+        self.unused = unused = self.unused + 1
+        self.unused_size = size = self.unused_size + size
+        if unused > self.unused_peak:
+            self.unused_peak = unused
+        if size > self.unused_size_peak:
+            self.unused_size_peak = size
 
     def reserve(self, size: int) -> None:
         self.segments += 1
@@ -241,6 +276,7 @@ class CachingAllocator:
         self.driver = driver
         self.all, self.small, self.large = Pool(0), Pool(MIN_BLOCK), Pool(SMALL_REQUEST + 1)
         self.retries = 0
+        self.times_waited = 0
         self.out_of_memory_count = 0
         self._lock = threading.RLock()
         self._freed: deque[Block] = deque()
@@ -330,6 +366,7 @@ class CachingAllocator:
     def empty_cache(self) -> int:
         """Give all wholly free segments back to the driver; the bytes given back."""
         with self._lock:
+            self.times_waited += 1
             self.device_reached()  # synchronize_and_free_events: what waits for a stream is waited for
             given = 0
             for segment in [s for s in self._segments.values() if s.first.following is None and not s.first.requested]:
@@ -360,7 +397,6 @@ class CachingAllocator:
         """The keys of ``torch.cuda.memory_stats`` that the model knows."""
         self.settle()
         found: dict[str, Any] = {}
-        unused = self._split_free_blocks()
         for name, pool in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
             rows = pool.rows()
             waiting = [block for _, block in self._waiting if pool is self.all or block.segment.pool is pool]
@@ -374,24 +410,16 @@ class CachingAllocator:
                 rows[active]["peak"] = max(rows[active]["peak"], rows[active]["current"])
             for row, measures in rows.items():
                 found |= {f"{row}.{name}.{measure}": value for measure, value in measures.items()}
-            inactive = [block for block in unused if pool is self.all or block.segment.pool is pool]
-            found[f"inactive_split.{name}.current"] = len(inactive)
-            found[f"inactive_split_bytes.{name}.current"] = sum(block.size for block in inactive)
+        # the model never limits what may be split, so nothing is oversize
+        for row in ("oversize_allocations", "oversize_segments"):
+            found |= {f"{row}.{measure}": 0 for measure in ("current", "peak", "allocated", "freed")}
+        found["max_split_size"] = -1
+        found["num_sync_all_streams"] = self.times_waited
         found["num_alloc_retries"] = self.retries
         found["num_ooms"] = self.out_of_memory_count
         found["num_device_alloc"] = found["segment.all.allocated"]
         found["num_device_free"] = found["segment.all.freed"]
         return dict(sorted(found.items()))
-
-    def _split_free_blocks(self) -> list[Block]:
-        with self._lock:
-            return [
-                block
-                for segment in self._segments.values()
-                if segment.first.following is not None
-                for block in segment.blocks()
-                if not block.requested
-            ]
 
     # -- mechanism; the lock is held ----------------------------------------------------------------------------------
 
@@ -425,7 +453,7 @@ class CachingAllocator:
         block.size = size
         free = pool.free.get(stream)
         if free is None:
-            free = pool.free[stream] = FreeList()
+            free = pool.free[stream] = FreeList(pool, self.all)
         free.add(rest)
 
     def _free_block(self, block: Block) -> None:
@@ -441,7 +469,7 @@ class CachingAllocator:
         pool = block.segment.pool
         free = pool.free.get(block.stream)
         if free is None:
-            free = pool.free[block.stream] = FreeList()
+            free = pool.free[block.stream] = FreeList(pool, self.all)
         before, after = block.previous, block.following
         if before is not None and not before.requested:
             free.remove(before)

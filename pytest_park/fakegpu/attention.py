@@ -32,6 +32,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if min(query.dim(), key.dim(), value.dim()) < 2 or not query.dtype == key.dtype == value.dtype:
+        given = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (query, key, value))
+        raise RuntimeError(f"Expected query, key, and value of one dtype and at least 2 dimensions; got {given}")
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
     if _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):

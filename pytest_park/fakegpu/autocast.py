@@ -1,44 +1,25 @@
 """``torch.autocast("fakegpu")``: what runs in the lower dtype, in float32, or in the widest dtype of its arguments.
 
-The lists are those of ``aten/src/ATen/autocast_mode.h`` for CUDA (``AT_FORALL_LOWER_PRECISION_FP``, ``AT_FORALL_FP32``,
-``AT_FORALL_PROMOTE``), which torch applies in C++ for its own devices only.
+torch casts in C++ and for its own devices only, but the header with its lists, ``ATen/autocast_mode.h``, comes with
+every torch: they are read from there, so that an operator is cast here exactly if that torch casts it on CUDA.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch.utils._pytree import tree_map_only
 
-_LOWER = (
-    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
-    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
-    "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "gru_cell", "lstm_cell",
-    "rnn_tanh_cell",
-    "rnn_relu_cell", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell",
-    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
-)  # fmt: skip
-_FLOAT32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
-    "rms_norm", "group_norm", "norm.Scalar", "nuclear_norm", "cosine_similarity", "poisson_nll_loss",
-    "cosine_embedding_loss", "nll_loss",
-    "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
-    "margin_ranking_loss",
-    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
-    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "prod", "prod.dim_int",
-    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
-)  # fmt: skip
-_WIDEST = (
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-    "scatter_add", "cat", "stack",
-)  # fmt: skip
-
+_HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 _KEYS = torch._C.DispatchKeySet(getattr(DispatchKey, "AutocastPrivateUse1"))  # noqa: B009 (torch's stubs lack it)
 _WIDTH = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+
+DTypeFor = Callable[[list[torch.Tensor]], torch.dtype | None]
 
 
 def kernels() -> list[torch.library.Library]:
@@ -46,23 +27,48 @@ def kernels() -> list[torch.library.Library]:
     through = torch.library.Library("_", "IMPL")
     through.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     casting = torch.library.Library("aten", "IMPL")
-    for names, chosen in ((_LOWER, _lower), (_FLOAT32, _float32), (_WIDEST, _widest)):
-        for name in names:
-            packet, _, overload = name.partition(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
-            if op is not None:
-                casting.impl(op, _casting(op, chosen), "AutocastPrivateUse1")
+    for name, dtype_for in _rules().items():
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is not None:  # the header also names what only builds for other devices have
+            casting.impl(op, _casting(op, dtype_for), "AutocastPrivateUse1")
+    casting.impl("binary_cross_entropy", _refuse_binary_cross_entropy, "AutocastPrivateUse1")
     return [through, casting]
 
 
-def _casting(op: Any, dtype_for: Callable[[list[torch.Tensor]], torch.dtype | None]) -> Callable[..., Any]:
+def supported_dtypes() -> list[torch.dtype]:
+    """What ``torch.autocast`` asks first; raises ``RuntimeError`` where this torch came without the lists."""
+    if not _HEADER.exists():
+        raise RuntimeError(
+            f"torch.autocast('fakegpu') takes its lists from a header of torch that is missing: {_HEADER}"
+        )
+    return [torch.float16, torch.bfloat16]
+
+
+def _rules() -> dict[str, DTypeFor]:
+    if not _HEADER.exists():
+        return {}
+    header = _HEADER.read_text()
+    rules: dict[str, DTypeFor] = dict.fromkeys(_listed(header, "LOWER_PRECISION_FP"), _lower)
+    rules |= dict.fromkeys(_listed(header, "PROMOTE"), _widest)
+    # those of the second list take a dtype; to cast what they are given comes to the same
+    for macro in ("FP32", "FP32_SET_OPT_DTYPE"):
+        rules |= dict.fromkeys(_listed(header, macro), _float32)
+    return rules
+
+
+def _listed(header: str, macro: str) -> list[str]:
+    body = re.search(rf"#define AT_FORALL_{macro}\(_\)((?:.*\\\n)*.*)", header)
+    entries = re.findall(r"_\((\w+(?:, \w+)?)\)", body[1]) if body else []
+    return [entry.replace(", ", ".") for entry in entries]
+
+
+def _casting(op: Any, dtype_for: DTypeFor) -> Callable[..., Any]:
     def cast(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            floating: list[torch.Tensor] = []
-            tree_map_only(torch.Tensor, floating.append, (args, kwargs))
-            floating = [
-                t for t in floating if t.is_floating_point() and t.dtype in _WIDTH and t.device.type == "fakegpu"
-            ]
+            given: list[torch.Tensor] = []
+            tree_map_only(torch.Tensor, given.append, (args, kwargs))
+            floating = [t for t in given if t.is_floating_point() and t.dtype in _WIDTH and t.device.type == "fakegpu"]
             dtype = dtype_for(floating)
             if dtype is not None:
                 eligible = {id(tensor) for tensor in floating if tensor.dtype is not torch.float64}
@@ -84,3 +90,10 @@ def _float32(tensors: list[torch.Tensor]) -> torch.dtype | None:
 
 def _widest(tensors: list[torch.Tensor]) -> torch.dtype | None:
     return max((t.dtype for t in tensors), key=_WIDTH.__getitem__, default=None)
+
+
+def _refuse_binary_cross_entropy(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast; use"
+        " binary_cross_entropy_with_logits or BCEWithLogitsLoss, as on CUDA"
+    )

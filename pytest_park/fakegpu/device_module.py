@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import active
+from . import active, autocast
 from .by_device import named_device
 from .device import FakeDevice
 from .streams import Event as Event
@@ -101,7 +101,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    return [torch.float16, torch.bfloat16]
+    return autocast.supported_dtypes()
 
 
 def supported_dtypes() -> set[torch.dtype]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from . import accelerator, data_assignment, dlpack, pinned, random, storages, streams
+from . import accelerator, current_device, data_assignment, dlpack, pinned, random, storages, streams
 
 _MISSING = object()
 
@@ -19,6 +20,7 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of every patch."""
     yield from chain(data_assignment.patches(), pinned.patches(), storages.patches(), accelerator.patches())
     yield from dlpack.patches()
+    yield from current_device.patches()
     yield torch, "Generator", random.AnyGenerator
     yield torch, "Stream", streams.AnyStream
     yield torch, "Event", streams.AnyEvent
@@ -28,7 +30,9 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
 def applied() -> Iterator[None]:
     """All patches in place; undone in reverse order at the end, also after a failure."""
     _device_constructors()  # remembers torch's own factories at the first call: that must not be the patched ones
+    _forget_dynamo_rules()
     with ExitStack() as undo:
+        undo.callback(_forget_dynamo_rules)
         undo.callback(pinned.forget)
         undo.callback(pinned.kernels()._destroy)
         for owner, name, replacement in _all():
@@ -42,3 +46,10 @@ def _restore(owner: Any, name: str, original: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, original)
+
+
+def _forget_dynamo_rules() -> None:
+    """Dynamo remembers torch's functions by identity, and there are others in their places from here on."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.get_torch_obj_rule_map.cache_clear()

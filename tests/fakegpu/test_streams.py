@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu import FakeDevice, RaceError
 from pytest_park.sizes import MiB
 
 
@@ -132,13 +132,16 @@ def test_memory_of_a_side_stream_is_reused_by_that_stream_only(fake_device: Fake
     assert fake_device.reserved == 40 * MiB
 
 
-def test_without_record_stream_memory_is_reusable_at_once(fake_device: FakeDevice) -> None:
+def test_without_record_stream_memory_is_reusable_at_once_and_the_reuse_is_a_race(fake_device: FakeDevice) -> None:
     tensor, side = a_large_tensor(), torch.fakegpu.Stream()
+    side.wait_stream(torch.fakegpu.current_stream())
     with torch.fakegpu.stream(side):
         tensor.add_(1)
     del tensor
-    a_large_tensor()
+    again = a_large_tensor()
     assert fake_device.reserved == 20 * MiB
+    with pytest.raises(RaceError, match="record_stream"):
+        again.fill_(0)
 
 
 @pytest.mark.parametrize("how", ["stream", "event", "device", "torch.accelerator"])
