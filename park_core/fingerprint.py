@@ -85,7 +85,7 @@ def _batches(memory: Sequence[Tensor], size: int) -> Iterator[list[_Piece]]:
     like: defaultdict[tuple[torch.dtype, torch.Size], list[_Piece]] = defaultdict(list)
     for owner, tensor in enumerate(memory):
         cut = tensor.nbytes > size * 4 or tensor.nbytes % 4
-        contents = bytes_of(tensor.untyped_storage()).split(size * 4) if cut else (tensor,)  # type: ignore[no-untyped-call]
+        contents = bytes_of(tensor.untyped_storage()).split(size * 4) if cut else (tensor,)
         for content in contents:
             like[content.dtype, content.shape].append(_Piece(owner, content))
     for (dtype, shape), pieces in like.items():

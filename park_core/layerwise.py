@@ -67,6 +67,7 @@ class LayerwiseOffloadManager:
         self._mover: Transfer | None = None
         self._coming: dict[int, _Coming] = {}
         self._keep_all = False
+        self._demanded: set[int] = set()
         backend = backend_of(device)
         self._copy_stream = backend.Stream(device=device) if hasattr(backend, "Stream") else None
         self.adopt(component)
@@ -92,11 +93,17 @@ class LayerwiseOffloadManager:
             }
             with parked_in_place(arrivals, self.device):
                 pass
-            for group in [*arrivals, *(g for g in found.parked if g in mine and g not in self._groups[mine[g]])]:
-                group.streamed = True
-                self._groups[mine[group]].append(group)
+            new = [*arrivals, *(g for g in found.parked if g in mine and g not in self._groups[mine[g]])]
+            for index in {mine[group] for group in new}:
+                self.release_layer(index)  # it would count as loaded without them
+            for group in new:
+                self._take(group, mine[group])
                 if self._pin_memory:
                     _pin(group)
+
+    def _take(self, group: StorageGroup, index: int) -> None:
+        group.streamed, group.load = True, _LayerHook(self, index, "_demand")
+        self._groups[index].append(group)
 
     def _by_layer(self, found: Survey) -> dict[StorageGroup, int]:
         """The groups that lie within one layer altogether."""
@@ -127,6 +134,7 @@ class LayerwiseOffloadManager:
                 self._write_back(index, group, versions)
                 if group.views:
                     hide(group)
+            self._demanded.discard(index)
 
     def release_all(self) -> None:
         """Take every layer off the device, resident ones too."""
@@ -158,7 +166,7 @@ class LayerwiseOffloadManager:
             handle.remove()
         for groups in self._groups:
             for group in groups:
-                group.streamed = False
+                group.streamed, group.load = False, None
             groups.clear()
         self._loaded.clear()
         self._coming.clear()
@@ -176,6 +184,12 @@ class LayerwiseOffloadManager:
     def _after(self, index: int) -> None:
         if not self._stays(index):
             self.release_layer(index)
+
+    def _demand(self, index: int) -> None:
+        """A weight is used apart from the forward of its layer. It goes when another layer runs, or with all."""
+        with moving:
+            self._demanded.add(index)
+            self.prefetch_layer(index, non_blocking=False)
 
     def _ahead(self, index: int) -> list[int]:
         """The streamed layers that run next; after the last one the first one, for the next step."""
@@ -222,7 +236,7 @@ class LayerwiseOffloadManager:
         for group, storage in coming.storages.items():
             show(group, storage)
             loaded[group] = [tensor._version for _, tensor in group.tensors()]
-        if self._stays(index):
+        if self._watched(index):
             for group, print_ in zip(
                 loaded, known_fingerprints([bytes_of(s) for s in coming.storages.values()]), strict=True
             ):
@@ -232,6 +246,9 @@ class LayerwiseOffloadManager:
     def _stays(self, index: int) -> bool:
         return self._keep_all or index in self.resident_layers
 
+    def _watched(self, index: int) -> bool:
+        return self._stays(index) or index in self._demanded
+
     def _wait_for(self, coming: _Coming) -> None:
         if coming.event is not None:
             backend_of(self.device).current_stream(self.device).wait_event(coming.event)
@@ -240,7 +257,7 @@ class LayerwiseOffloadManager:
         """Save in-place writes and replaced data.
 
         A write through ``.data`` leaves no trace. It is looked for only where there was time to make one: in layers
-        that stay, not in those that come and go with each forward.
+        that stay or came on demand, not in those that come and go with each forward.
         """
         for view, tensor in list(group.tensors()):
             storage = tensor.untyped_storage()
@@ -249,15 +266,15 @@ class LayerwiseOffloadManager:
                 left = StorageGroup(
                     self.component_name, storage.device, storage.nbytes(), views=[View.of(tensor, view.name)]
                 )
-                left.host, left.device, left.streamed = Transfer().to_host(left, storage), self.device, True
-                self._groups[index].append(left)
+                left.host, left.device = Transfer().to_host(left, storage), self.device
+                self._take(left, index)
                 hide(left)
         members = list(group.tensors())
         if not members or group.host is None:
             return
         storage = members[0][1].untyped_storage()
         written = [tensor._version for _, tensor in members] != versions
-        if not written and self._stays(index):
+        if not written and self._watched(index):
             written = group.host.fingerprint is None or known_fingerprints([bytes_of(storage)]) != [
                 group.host.fingerprint
             ]

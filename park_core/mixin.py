@@ -106,9 +106,10 @@ def layerwise_offloadable(
     """
     names = tuple(_outermost_lists(module) if layer_names is None else layer_names)
     module.layer_names = names  # type: ignore[assignment]
-    for verb in _VERBS:
-        setattr(module, verb, _Verb(module, verb))
-    module.layerwise_offload_managers = _Managers(module)  # type: ignore[assignment]
+    if not isinstance(module, LayerwiseOffloadableModuleMixin):
+        for verb in _VERBS:
+            setattr(module, verb, _Verb(module, verb))
+        module.layerwise_offload_managers = _Managers(module)  # type: ignore[assignment]
     if config is not None or device is not None:
         module.configure_layerwise_offload(config, device=device, component_name=component_name)  # type: ignore[operator]
     return module

@@ -9,14 +9,15 @@ own ``UninitializedParameter`` does. While parked it *tells the truth* about its
 * ``.to(dtype)``, ``.to(device)``: a parked tensor that will be restored as that; ``.cpu()``: the real values;
 * ``.data = x``: ``x`` is the weight from now on, and the old host copy goes;
 * deepcopy and pickle: an independent tensor on the device, as if the weight had been resident;
-* anything else: ``WeightsParkedError``, before a kernel can see the placeholder.
+* anything else: ``WeightsParkedError``, before a kernel can see the placeholder. A streamed weight that is used apart
+  from the forward of its layer is loaded instead, with its layer.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -84,7 +85,15 @@ class ParkedTensor(Tensor):
                     return first
                 if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
                     return _converted(first, func, args[1:], kwargs)
-        raise _refusal(name, [*args, *kwargs.values()])
+        parked = list(_parked_among([*args, *kwargs.values()]))
+        for tensor in parked:
+            if not is_parked(tensor):  # it came with the layer of another one
+                continue
+            if (load := tensor._parked.group.load) is not None:
+                load()
+            if is_parked(tensor):
+                raise _refusal(name, tensor)
+        return func(*args, **kwargs)
 
     @property
     def data(self) -> Tensor:
@@ -100,7 +109,7 @@ class ParkedTensor(Tensor):
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _independent(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return _independent(self).__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         group, view, _ = self._parked
@@ -192,16 +201,19 @@ def _name_of(func: Callable[..., Any]) -> str:
     return name
 
 
-def _refusal(operation: str, values: Sequence[Any]) -> WeightsParkedError:
+def _parked_among(values: Iterable[Any]) -> Iterator[ParkedTensor]:
     for value in values:
         if isinstance(value, ParkedTensor):
-            group, view, _ = value._parked
-            return WeightsParkedError(group.component, view.name, operation=operation, remedy=remedy(group))
-        if isinstance(value, (tuple, list)) and any(is_parked(v) for v in value):
-            return _refusal(operation, value)
-        if isinstance(value, Mapping) and any(is_parked(v) for v in value.values()):
-            return _refusal(operation, list(value.values()))
-    raise AssertionError("no parked tensor among the arguments")
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _parked_among(value)
+        elif isinstance(value, Mapping):
+            yield from _parked_among(value.values())
+
+
+def _refusal(operation: str, tensor: ParkedTensor) -> WeightsParkedError:
+    group, view, _ = tensor._parked
+    return WeightsParkedError(group.component, view.name, operation=operation, remedy=remedy(group))
 
 
 def remedy(group: StorageGroup) -> str:
@@ -226,7 +238,7 @@ def _parked_from(tensor: Tensor, values: Tensor, like: StorageGroup, name: str, 
     view = replace(View.of(values, name), ref=weakref.ref(tensor))
     host = HostCopy(values.untyped_storage())
     group = StorageGroup(like.component, device, host.storage.nbytes(), GroupState.PARKED, [view], host)
-    group.streamed = like.streamed
+    group.streamed, group.load = like.streamed, like.load
     hide_one(tensor, group, view)
     return tensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -91,6 +91,7 @@ class StorageGroup:
     views: list[View] = field(default_factory=list)
     host: HostCopy | None = None
     streamed: bool = False  # belongs to a LayerwiseOffloadManager, not to parking
+    load: Callable[[], None] | None = None  # brings the layer of a streamed group to the device
     moved: bool = False  # the user moved it to the host, where it stays
     holders: set[weakref.ref[Any]] = field(default_factory=set)  # the Parkings that want it resident
 

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, snapshot
-from park_core import HostHeadroom, LayerwiseOffloadManager, OffloadConfig, ParkError, layerwise_offloadable
+from park_core import (
+    HostHeadroom,
+    LayerwiseOffloadManager,
+    OffloadConfig,
+    ParkError,
+    WeightsParkedError,
+    layerwise_offloadable,
+)
 from park_core.component import offload_of
 from park_core.parked_tensor import is_parked
 from park_core.storage import group_of
@@ -120,6 +127,42 @@ def test_layers_out_of_order_are_loaded_on_demand(fake_device: FakeDevice, token
         assert on_device(manager, component) == []
         assert fake_device.requested <= idle + 3 * hidden.nbytes + (64 * 64 + 64) * 4  # one layer is ahead
     torch.testing.assert_close(actual.cpu(), expected)
+
+
+USES: dict[str, Callable[[nn.Linear], Tensor]] = {
+    "a submodule that the layer does not run": lambda layer: nn.Linear.forward(layer, layer.bias),
+    "one weight": lambda layer: layer.weight + 0,
+    "two weights of one layer": lambda layer: nn.functional.linear(layer.bias, layer.weight),
+    "weights in a list": lambda layer: torch.cat([layer.weight, layer.weight]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_streamed_weight_that_is_used_apart_from_its_layer_comes_on_demand(
+    fake_device: FakeDevice, tokens: Tensor, use: str
+) -> None:
+    component, manager = streamed(fake_device, prefetch=0)
+    manager.load_all_layers()
+    expected = USES[use](component.blocks[3])
+    manager.release_all()
+    assert torch.equal(USES[use](component.blocks[3]), expected)
+    assert on_device(manager, component) == [3]
+    component(tokens)
+    assert on_device(manager, component) == []
+    USES[use](component.blocks[3])
+    manager.release_all()
+    assert on_device(manager, component) == []
+
+
+def test_a_streamed_weight_that_cannot_come_is_refused_by_name(fake_device: FakeDevice) -> None:
+    component, manager = streamed(fake_device, prefetch=0)
+    fake_device.fail_allocation()
+    with pytest.raises(torch.OutOfMemoryError):
+        component.blocks[3].weight.sum()
+    weight = component.blocks[3].weight
+    manager.remove()
+    with pytest.raises(WeightsParkedError, match=r"blocks\.3\.weight"):
+        weight.sum()
 
 
 def test_a_missing_look_ahead_is_not_an_error(fake_device: FakeDevice, tokens: Tensor) -> None:
@@ -272,6 +315,14 @@ def test_a_copy_of_an_offloadable_module_is_a_module_of_its_own(fake_device: Fak
     twin.restore_non_layer_weights()
     component.restore_non_layer_weights()
     assert_same_bits(snapshot(twin), snapshot(component))
+
+
+def test_a_module_that_has_the_methods_keeps_its_own(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component = Denoiser().eval().requires_grad_(False)
+    assert layerwise_offloadable(component, None, device=fake_device.device) is component
+    assert "park_non_layer_weights" not in vars(component)
+    assert len(component.layerwise_offload_managers) == 1
+    component(tokens)
 
 
 def test_a_module_of_another_library_stays_what_it_is(fake_device: FakeDevice) -> None:
