@@ -166,7 +166,7 @@ def test_a_shape_that_does_not_fit_is_refused(fake_device: FakeDevice) -> None:
         (query, key, value[:, :, :4]),
         (query, key[0, 0, 0], value),
     ):
-        with pytest.raises(RuntimeError):
-            F.scaled_dot_product_attention(*given)
+        with pytest.raises((RuntimeError, IndexError)):  # the formula; the CPU's flash kernel itself does not look
+            torch.ops.aten._scaled_dot_product_attention_math(*given)
         with pytest.raises(RuntimeError):
             F.scaled_dot_product_attention(*on_device(list(given)))
