@@ -123,6 +123,10 @@ def viewed_elsewhere(group: StorageGroup, storage: torch.UntypedStorage) -> bool
 
 
 def _size_of(tensor: Tensor) -> int:
+    """Bytes that it takes; of a tensor that wraps others, what those take: its own dtype is only a promise."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_size_of(getattr(tensor, name)) for name in names)
     return 0 if nn.parameter.is_lazy(tensor) or tensor.is_meta else tensor.nbytes
 
 
