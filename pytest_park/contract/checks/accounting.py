@@ -18,7 +18,7 @@ Setup = Callable[[Case], tuple[Any, list[str]]]
 def _view_elsewhere(case: Case) -> tuple[Any, list[str]]:
     name = case.plain_weights()[0]
     case.note(f"a view of {name} is held elsewhere")
-    return case.module.get_parameter(name).detach()[:1], [name]
+    return case.module.get_parameter(name).detach()[...], [name]  # of all of it, because it may have no dimension
 
 
 def _cached_attribute(case: Case) -> tuple[Any, list[str]]:
