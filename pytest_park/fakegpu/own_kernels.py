@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from . import active, attention, recurrent, storages
 from .ledger import adopt, forget_frames
@@ -124,6 +125,8 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     kind: Direction = "h2d" if source.is_cpu else "d2h" if target.is_cpu else "d2d"
     card = active.card((target if kind != "d2h" else source).get_device())
     pinned = is_pinned(source if kind == "h2d" else target)
+    if non_blocking and not pinned and kind != "d2d" and source.nbytes and active.stream(card.index):
+        card.sanitizer.refuse(_PAGEABLE)  # on the default stream it is common, and only slow
     card.copied(kind, source.nbytes, pinned=pinned, blocking=not non_blocking)
     if kind == "h2d" and pinned:
         card.pending.deliver_to(source)
@@ -135,6 +138,13 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
         _copy_bytes(source, target)
     if kind != "d2d" and not non_blocking:
         card.stream_synchronized(active.stream(card.index))
+
+
+_PAGEABLE = (
+    "a pageable buffer used asynchronously: a non-blocking copy on a side stream, to or from host memory that is not"
+    " pinned, blocks that stream's queue or reads the buffer after the call has returned. Pin the buffer"
+    " (pin_memory=True), or copy blocking"
+)
 
 
 def _watch_copy(source: torch.Tensor, target: torch.Tensor) -> int:
@@ -230,7 +240,16 @@ def _local_scalar_dense(tensor: torch.Tensor) -> Any:
 def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any) -> torch.Tensor:
     _same_device(input, weight, bias)
     of_bias = None if bias is None else stand_in(bias)
-    return adopt(torch.ops.aten.convolution(stand_in(input), stand_in(weight), of_bias, *geometry), input.get_device())
+    result = torch.ops.aten.convolution(stand_in(input), stand_in(weight), of_bias, *geometry)
+    if result.is_meta:
+        result = _like_channels_of(result, input, weight)
+    return adopt(result, input.get_device())
+
+
+def _like_channels_of(result: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+    """Channels last if one of *sources* is, as real convolutions have it; torch's meta kernel forgets that."""
+    formats = {suggest_memory_format(source) for source in sources} - {torch.contiguous_format}
+    return result.contiguous(memory_format=formats.pop()) if formats else result
 
 
 def _convolution_backward(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from . import accelerator, current_device, data_assignment, dlpack, pinned, random, storages, streams
+from . import accelerator, current_device, data_assignment, dlpack, pinned, random, storages, streams, without_data
 
 _MISSING = object()
 
@@ -21,6 +21,7 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
     yield from chain(data_assignment.patches(), pinned.patches(), storages.patches(), accelerator.patches())
     yield from dlpack.patches()
     yield from current_device.patches()
+    yield from without_data.patches()
     yield torch, "Generator", random.AnyGenerator
     yield torch, "Stream", streams.AnyStream
     yield torch, "Event", streams.AnyEvent

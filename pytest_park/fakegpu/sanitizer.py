@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.cuda._sanitizer import Access, AccessType, EventHandler, SynchronizationError, UnsynchronizedAccessError
@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
 
 class RaceError(RuntimeError):
-    """Two accesses to the same device memory that no event, wait or synchronization orders."""
+    """Two accesses to the same memory that no event, wait or synchronization orders."""
 
 
 class Sanitizer:
@@ -173,6 +173,12 @@ class Sanitizer:
         if where not in tensors.accesses:
             tensors.create_tensor(where, None)
         return tensors.accesses[where]
+
+    def refuse(self, misuse: str) -> NoReturn:
+        """Raise for what is wrong in itself, whatever else happens."""
+        race = RaceError(misuse)
+        self.found.append(race)
+        raise race
 
     def _report(self, errors: list[SynchronizationError]) -> RaceError:
         text = "\n\n".join(str(error) for error in errors).replace("CSAN detected", "the sanitizer detected")

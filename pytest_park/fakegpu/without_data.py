@@ -6,8 +6,11 @@ Kernels run on meta tensors. Device memory is address space that is never touche
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import _tensor_str
 
 from . import active
 from .tensors import host_view
@@ -40,3 +43,26 @@ def refuse_values(what: str) -> None:
     raise NotImplementedError(
         f"{what} needs the values of a tensor, and this fake device has none: it was activated with data=False"
     )
+
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    """Where torch itself looks at values by way of a copy, of which nobody can tell what it is for."""
+    yield torch.Tensor, "tolist", _tolist
+    yield _tensor_str, "_str_intern", _str
+
+
+_native_tolist: Callable[[torch.Tensor], Any] = torch.Tensor.tolist
+_native_str: Callable[..., str] = _tensor_str._str_intern
+
+
+def _tolist(self: torch.Tensor) -> Any:
+    if self.device.type == "fakegpu" and not active.has_data():
+        refuse_values("tolist()")
+    return _native_tolist(self)
+
+
+def _str(tensor: torch.Tensor, **options: Any) -> str:
+    """``repr``: as torch shows meta tensors."""
+    if tensor.device.type == "fakegpu" and not active.has_data():
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)})"
+    return _native_str(tensor, **options)
