@@ -27,10 +27,17 @@ __all__ = ["LayerwiseOffloadManager", "find_layers"]
 
 @dataclass(slots=True)
 class _Coming:
-    """A layer whose copy was started on the copy stream."""
+    """A layer whose copy was started on the copy stream.
+
+    Attributes:
+        storages: its memory.
+        home: the stream that the memory was allocated on, and returns to. None: the backend has no streams.
+        event: after which the bytes are there.
+    """
 
     storages: dict[StorageGroup, torch.UntypedStorage]
-    event: Any
+    home: Any = None
+    event: Any = None
 
 
 class LayerwiseOffloadManager:
@@ -66,6 +73,7 @@ class LayerwiseOffloadManager:
         self._pin_memory, self._staging = config.pin_memory, config.staging
         self._mover: Transfer | None = None
         self._coming: dict[int, _Coming] = {}
+        self._homes: dict[int, Any] = {}
         self._keep_all = False
         self._demanded: set[int] = set()
         backend = backend_of(device)
@@ -130,6 +138,8 @@ class LayerwiseOffloadManager:
         with moving:
             if (coming := self._coming.pop(index, None)) is not None:
                 self._wait_for(coming)  # or its memory could be reused under the copy
+                self._hand_back(coming.home)
+            self._hand_back(self._homes.pop(index, None))
             for group, versions in self._loaded.pop(index, {}).items():
                 self._write_back(index, group, versions)
                 if group.views:
@@ -164,12 +174,16 @@ class LayerwiseOffloadManager:
         """Take the hooks off. The weights stay where they are, and the manager does nothing from now on."""
         for handle in self._hooks:
             handle.remove()
+        for coming in self._coming.values():
+            self._wait_for(coming)
+            self._hand_back(coming.home)
         for groups in self._groups:
             for group in groups:
                 group.streamed, group.load = False, None
             groups.clear()
         self._loaded.clear()
         self._coming.clear()
+        self._homes.clear()
 
     # -- around the forward of a layer ---------------------------------------------------------------------------------
 
@@ -210,14 +224,21 @@ class LayerwiseOffloadManager:
         groups = [group for group in groups if group.state is GroupState.PARKED]
         targets = [torch.empty(group.nbytes, dtype=torch.uint8, device=self.device) for group in groups]
         storages = {group: target.untyped_storage() for group, target in zip(groups, targets, strict=True)}
+        for group in groups:
+            group.exposed = False
         if self._copy_stream is None:
             self._copy(storages)
-            return _Coming(storages, None)
+            return _Coming(storages)
         backend = backend_of(self.device)
-        self._copy_stream.wait_stream(backend.current_stream(self.device))  # for earlier users of the same memory
-        with backend.stream(self._copy_stream):
-            self._copy(storages)
-            return _Coming(storages, self._copy_stream.record_event())
+        home = backend.current_stream(self.device)
+        self._copy_stream.wait_stream(home)  # for earlier users of the same memory
+        try:
+            with backend.stream(self._copy_stream):
+                self._copy(storages)
+                return _Coming(storages, home, self._copy_stream.record_event())
+        except BaseException:
+            home.wait_stream(self._copy_stream)  # for what did start
+            raise
 
     def _copy(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> None:
         for group, storage in storages.items():
@@ -232,6 +253,10 @@ class LayerwiseOffloadManager:
         if (coming := self._coming.pop(index, None)) is None:
             return
         self._wait_for(coming)
+        for group, storage in coming.storages.items():
+            if group.exposed:  # perhaps it was written to under the copy
+                Transfer().fill(bytes_of(storage), group)
+        self._homes[index] = coming.home
         loaded = self._loaded.setdefault(index, {})
         for group, storage in coming.storages.items():
             show(group, storage)
@@ -252,6 +277,11 @@ class LayerwiseOffloadManager:
     def _wait_for(self, coming: _Coming) -> None:
         if coming.event is not None:
             backend_of(self.device).current_stream(self.device).wait_event(coming.event)
+
+    def _hand_back(self, home: Any) -> None:
+        """Memory returns to the stream it came from, whose next work must not meet what is still running here."""
+        if home is not None and home != (here := backend_of(self.device).current_stream(self.device)):
+            home.wait_stream(here)
 
     def _write_back(self, index: int, group: StorageGroup, versions: list[int]) -> None:
         """Save in-place writes and replaced data.
@@ -279,7 +309,7 @@ class LayerwiseOffloadManager:
                 group.host.fingerprint
             ]
         if written:
-            group.host = Transfer().to_host(group, storage)
+            group.host = Transfer().to_host(group, storage, into=group.host)
 
 
 class _LayerHook:

@@ -79,9 +79,9 @@ class ParkedTensor(Tensor):
                 if name in _METADATA:
                     return func(truth(first), *args[1:], **kwargs)
                 if name == "detach":
-                    return truth(first)
+                    return _expose(first)
                 if name == "copy_":
-                    func(truth(first), *(truth(a) if is_parked(a) else a for a in args[1:]), **kwargs)
+                    func(_expose(first), *(truth(a) if is_parked(a) else a for a in args[1:]), **kwargs)
                     return first
                 if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
                     return _converted(first, func, args[1:], kwargs)
@@ -97,7 +97,7 @@ class ParkedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        return truth(self)
+        return _expose(self)
 
     @data.setter
     def data(self, value: Tensor) -> None:
@@ -130,6 +130,12 @@ def truth(tensor: Tensor) -> Tensor:
     """The host copy of a parked tensor, seen as the tensor sees its device bytes. Shares memory with it."""
     group, view, _ = tensor._parked  # type: ignore[attr-defined]
     return view.over(group.host.storage)  # type: ignore[no-any-return]
+
+
+def _expose(tensor: Tensor) -> Tensor:
+    """Give the host copy out of our hands: a transfer that is under way now may have missed what is written to it."""
+    tensor._parked.group.exposed = True  # type: ignore[attr-defined]
+    return truth(tensor)
 
 
 def hide(group: StorageGroup) -> None:

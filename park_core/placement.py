@@ -12,7 +12,7 @@ from park_core.mapping import Mappings
 from park_core.parked_tensor import hide, show
 from park_core.storage import StorageGroup
 from park_core.survey import Survey, viewed_elsewhere
-from park_core.transfer import Transfer
+from park_core.transfer import Transfer, backend_of
 
 __all__ = ["parked_in_place", "placed"]
 
@@ -45,6 +45,8 @@ def parked_in_place(groups: dict[StorageGroup, torch.UntypedStorage], device: to
     before = {group: group.device for group in groups}
     mover = Transfer()
     mappings = Mappings()
+    for busy in {group.device for group in groups if group.device.type != "cpu"}:
+        backend_of(busy).synchronize(busy)  # a side stream may still read what is about to be freed
     try:
         for group, storage in groups.items():
             on_host = group.device.type == "cpu"

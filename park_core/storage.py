@@ -91,6 +91,7 @@ class StorageGroup:
     views: list[View] = field(default_factory=list)
     host: HostCopy | None = None
     streamed: bool = False  # belongs to a LayerwiseOffloadManager, not to parking
+    exposed: bool = False  # somebody was given the host copy, to read or to write, since the last transfer began
     load: Callable[[], None] | None = None  # brings the layer of a streamed group to the device
     moved: bool = False  # the user moved it to the host, where it stays
     holders: set[weakref.ref[Any]] = field(default_factory=set)  # the Parkings that want it resident

@@ -33,13 +33,13 @@ class Transfer:
     """The plain way: one blocking copy per group."""
 
     def to_host(self, group: StorageGroup, storage: torch.UntypedStorage, into: HostCopy | None = None) -> HostCopy:
-        """A host copy of a resident group: pageable, exactly as large as the storage. Blocks until it is there.
+        """A host copy of a resident group, exactly as large as the storage; a new one is pageable. Blocks until then.
 
         Args:
-            into: an outdated host copy, whose memory is used again if nobody else sees it.
+            into: an outdated host copy, whose memory is used again if it is ours and nobody else sees it.
         """
         source = group.memory(storage)
-        if into is None or into.kind != "pageable" or into.viewed_elsewhere:
+        if into is None or into.kind == "adopted" or into.viewed_elsewhere:
             into = HostCopy.like(source)
         if into.memory is None or into.memory.shape != source.shape or into.memory.dtype != source.dtype:
             self._down(bytes_of(into.storage), bytes_of(storage))
