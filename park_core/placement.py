@@ -10,7 +10,7 @@ import torch
 from park_core.host_copy import HostCopy
 from park_core.mapping import Mappings
 from park_core.parked_tensor import hide, show
-from park_core.storage import StorageGroup
+from park_core.storage import StorageGroup, settle, unsettle
 from park_core.survey import Survey, viewed_elsewhere
 from park_core.transfer import Transfer, backend_of
 
@@ -53,6 +53,8 @@ def parked_in_place(groups: dict[StorageGroup, torch.UntypedStorage], device: to
             adopt = on_host and not viewed_elsewhere(group, storage)
             group.host = HostCopy.adopted(storage, mappings) if adopt else mover.to_host(group, storage)
             group.device = device if on_host else group.device
+            if adopt:
+                unsettle(storage)
         for group in groups:
             hide(group)
         yield
@@ -60,5 +62,6 @@ def parked_in_place(groups: dict[StorageGroup, torch.UntypedStorage], device: to
         for group, storage in groups.items():
             group.device = before[group]
             show(group, storage)
+            settle(group, storage)
             group.host = None
         raise

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from park_core.host_copy import HostCopy
 
-__all__ = ["GroupState", "StorageGroup", "View", "bytes_of", "group_of", "settle"]
+__all__ = ["GroupState", "StorageGroup", "View", "bytes_of", "group_of", "settle", "unsettle"]
 
 
 # What all back ends copy bit for bit as it is. Anything rarer is copied as bytes.
@@ -134,6 +134,11 @@ def group_of(storage: torch.UntypedStorage) -> StorageGroup | None:
 def settle(group: StorageGroup, storage: torch.UntypedStorage) -> None:
     """Record that ``group`` is resident in ``storage``."""
     _resident[storage] = group
+
+
+def unsettle(storage: torch.UntypedStorage) -> None:
+    """Forget the group of ``storage``, which holds it from now on and would keep its own entry alive."""
+    _resident.pop(storage, None)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:

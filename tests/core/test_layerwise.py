@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -361,3 +363,13 @@ def test_disabling_while_parked_leaves_a_plain_module(fake_device: FakeDevice, t
     assert parking.park().decision.verdict == "keep"
     assert fake_device.requested == resident
     assert torch.equal(component(tokens), expected)
+
+
+def test_a_component_that_is_gone_leaves_no_host_copy(fake_device: FakeDevice) -> None:
+    component = Denoiser(blocks=6).eval().requires_grad_(False)
+    on_the_host = [weakref.ref(weight.untyped_storage()) for weight in component.blocks.parameters()]
+    component.configure_layerwise_offload(MEMORY, device=fake_device.device)
+    assert all(storage() is not None for storage in on_the_host)
+    del component
+    gc.collect()
+    assert [storage for storage in on_the_host if storage() is not None] == []
