@@ -197,7 +197,7 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
                 raise
         for out, name in given:
             host = empty.get(name, host_kwargs[name])
-            if out.shape != host.shape or name in empty:
+            if out.shape != host.shape or (name in empty and out.numel() != host.numel()):
                 if host is not host_kwargs[name]:
                     out.set_(adopt(host, call.index))
                 else:
