@@ -180,6 +180,24 @@ class Walk(RuleBasedStateMachine):
         """Replacing a tied weight unties it; a user ties it again."""
         self.component.head.weight = self.component.embed.weight
 
+    @rule(
+        name=st.sampled_from(WEIGHTS),
+        how=st.sampled_from(["copy_", "data.copy_", "update", "load"]),
+        resident=st.booleans(),
+    )
+    def use(self, name: str, how: str, resident: bool) -> None:
+        """Twice a whole use, with a write during it or between two, as the host copies of the first may be kept."""
+        for _ in range(2):
+            self.restore(1)
+            self.component.prepare_for_next_req()
+            if resident:
+                self.manager.load_all_layers()
+            self.write(name, how)
+            self.same_output()
+            self.manager.release_all()
+            self.park(1 << 40, 1)
+            self.values_are_right()
+
     # -- what goes wrong -----------------------------------------------------------------------------------------------
 
     @rule(
