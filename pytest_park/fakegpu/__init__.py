@@ -5,6 +5,7 @@ over CPU memory, their bytes are counted by a model of CUDA's caching allocator,
 """
 
 from .device import FakeDevice, LiveStorage, MemorySample, Transfer, activate
+from .holders import Holder
 from .sanitizer import RaceError
 
-__all__ = ["FakeDevice", "LiveStorage", "MemorySample", "RaceError", "Transfer", "activate"]
+__all__ = ["FakeDevice", "Holder", "LiveStorage", "MemorySample", "RaceError", "Transfer", "activate"]

@@ -384,6 +384,12 @@ class CachingAllocator:
             self._settle()
             return sorted(self._segments.values(), key=lambda segment: segment.address)
 
+    def waiting(self) -> set[Block]:
+        """Blocks that were freed while another stream may still work on them."""
+        with self._lock:
+            self._settle()
+            return {block for _, block in self._waiting}
+
     def reset_peaks(self) -> None:
         for pool in (self.all, self.small, self.large):
             pool.reset_peaks()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,11 +17,13 @@ from . import active
 from .allocator import Block, CachingAllocator, OutOfDeviceMemory
 from .driver import Driver, Report
 from .faults import Fuse
+from .holders import Holder, holders
 from .ledger import Entry, expire
 from .pending import PendingCopies
 from .random import Generator
 from .registration import NAME
 from .sanitizer import RaceError, Sanitizer, stream_key
+from .snapshot import snapshot
 
 Direction = Literal["h2d", "d2h", "d2d"]
 
@@ -142,6 +144,15 @@ class FakeDevice:
             if storage is not None:
                 found.append(LiveStorage(self.device, entry.block.size, entry.block.requested, storage))
         return sorted(found, key=lambda live: -live.bytes)
+
+    def holders(self) -> list[Holder]:
+        """The storages that occupy memory now, largest first, with the names of what keeps them alive."""
+        return holders((live.requested, live.storage) for live in self.live_storages())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The memory of all fake devices in the format of ``torch.cuda.memory._snapshot()``, which
+        ``torch.cuda._memory_viz`` draws."""
+        return snapshot([card.allocator for card in active.cards])
 
     # -- driver -------------------------------------------------------------------------------------------------------
 
