@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 __all__ = ["Headroom", "HostHeadroom", "device_headroom", "host_headroom"]
