@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 _native: Any = vars(torch._C.TensorBase)["data"]
 _natively_compatible = torch._has_compatible_shallow_copy_type
@@ -27,8 +28,15 @@ def _get(self: torch.Tensor) -> torch.Tensor:
 
 
 def _set(self: torch.Tensor, value: torch.Tensor) -> None:
+    if has_torch_function_unary(self):  # a subclass is asked first, as torch's own setter does
+        handle_torch_function(_setter(), (self,), self, value)
+        return
     with torch._C.DisableTorchFunctionSubclass():
         _assign(self, value)
+
+
+def _setter() -> Any:
+    return torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _assign(self: torch.Tensor, value: torch.Tensor) -> None:

@@ -201,11 +201,11 @@ class Sanitizer:
                 self._info(self._remember(where)).reads.extend(inherited)
 
     def freed(self, card: FakeDevice, block: Block) -> None:
-        """Remember what streams besides the owner did with *block*, unless ``record_stream`` makes it wait for them."""
+        """Remember what streams did with *block*, but for those that ``record_stream`` makes it wait for."""
         if self.handler is None:
             return
         with self._lock:
-            waits_for = {stream_key(card.index, stream) for stream in (block.stream, *(block.uses or ()))}
+            waits_for = {stream_key(card.index, stream) for stream in block.uses or ()}
             accesses = []
             for range in self._known.pop((card.index, block.address), ()):
                 info = self._info(range)
