@@ -4,7 +4,8 @@
 over CPU memory, their bytes are counted by a model of CUDA's caching allocator, and it runs out.
 """
 
-from .device import FakeDevice, LiveStorage, MemorySample, Transfer, activate
+from .activation import activate
+from .device import FakeDevice, LiveStorage, MemorySample, Transfer
 from .holders import Holder
 from .sanitizer import RaceError
 

@@ -1,11 +1,9 @@
-"""`FakeDevice`, what a test holds in its hand, and `activate`, which makes it exist for a while."""
+"""`FakeDevice`: what a test holds in its hand."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -319,41 +317,3 @@ class FakeDevice:
             f"{format_bytes(self.reserved - self.allocated)} is reserved by PyTorch but unallocated."
             f" (wanted from the driver: {segment} bytes)"
         )
-
-
-@contextmanager
-def activate(memory: int | str = "8 GiB", *, count: int = 1, data: bool = True) -> Iterator[FakeDevice]:
-    """Make *count* fake accelerators of device type ``fakegpu`` with *memory* bytes each exist within the context.
-
-    With ``data=False`` they hold shapes and bytes but no values, so that a card larger than the host can be had; what
-    needs a value raises ``NotImplementedError``, and copies to the host leave the host's memory as it was.
-
-    Yields the first of them. Everything that is patched is put back at the end, whatever happens inside. Raises
-    ``ValueError`` for sizes and counts that make no sense and ``RuntimeError`` when fake devices are active already, or
-    torch cannot take the back end (see `registration`).
-    """
-    from . import device_module, kernels, patches, registration
-
-    nbytes = parse_size(memory)
-    if nbytes <= 0:
-        raise ValueError(f"a fake device needs memory; got {memory!r}")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"the number of fake devices is a positive integer; got {count!r}")
-    if active.cards:
-        raise RuntimeError(
-            f"{len(active.cards)} fake device(s) are active already; end that context first (activate(count=...) makes"
-            " several at once)"
-        )
-    registration.register(device_module, active.is_available)
-    kernels.install()
-    sanitizer = Sanitizer()
-    active.uncommon = not data
-    active.cards[:] = [FakeDevice(index, nbytes, sanitizer, data=data) for index in range(count)]
-    active.make_current(0)
-    try:
-        with patches.applied():
-            yield active.cards[0]
-    finally:
-        for card in active.cards:
-            card.retire()
-        active.forget()

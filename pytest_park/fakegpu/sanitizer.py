@@ -12,10 +12,13 @@ against the next owner, which is how a missing ``record_stream`` shows.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Iterable
+from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
+from torch.cuda import _sanitizer
 from torch.cuda._sanitizer import Access, AccessType, EventHandler, SynchronizationError, UnsynchronizedAccessError
 
 from . import active
@@ -44,11 +47,32 @@ class RaceError(RuntimeError):
     """Two accesses to the same memory that no event, wait or synchronization orders."""
 
 
+class Stack(list[tuple[CodeType, int]]):
+    """Where an access was made: code and line, because that is cheap to note and enough to print."""
+
+    @classmethod
+    def extract(cls, frames: Iterable[tuple[FrameType, int]], lookup_lines: bool = True) -> Stack:
+        return cls((frame.f_code, line) for frame, line in frames)
+
+    def format(self) -> list[str]:
+        places = [(code.co_filename, line, code.co_name, None) for code, line in self]
+        return traceback.StackSummary.from_list(places).format()
+
+
+class Handler(EventHandler):
+    """torch's, with cheap stacks: it notes one for every kernel, and torch's take longer than most kernels."""
+
+    _handle_kernel_launch = FunctionType(
+        EventHandler._handle_kernel_launch.__code__,
+        vars(_sanitizer) | {"traceback": SimpleNamespace(StackSummary=Stack, walk_stack=traceback.walk_stack)},
+    )
+
+
 class Sanitizer:
     """Watches all fake devices that are active together."""
 
     def __init__(self) -> None:
-        self.handler: EventHandler | None = None
+        self.handler: Handler | None = None
         self.found: list[RaceError] = []
         self._lock = threading.RLock()
         self._known: dict[tuple[int, int], list[Range]] = {}  # by device and block address: the ranges accessed so far
@@ -60,7 +84,7 @@ class Sanitizer:
         """A stream besides the default ones: from now on there is something to check."""
         with self._lock:
             if self.handler is None:
-                self.handler = EventHandler()
+                self.handler = Handler()
                 for card in active.cards:
                     self._begin(card)
                 active.uncommon = True
