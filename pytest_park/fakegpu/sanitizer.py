@@ -11,6 +11,7 @@ against the next owner, which is how a missing ``record_stream`` shows.
 
 from __future__ import annotations
 
+import functools
 import threading
 import traceback
 from collections.abc import Iterable
@@ -181,8 +182,7 @@ class Sanitizer:
             if entry is not None and tensor.numel():
                 block = entry.block.address
                 start = block + int(tensor.storage_offset()) * tensor.element_size()
-                reach = int(sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)))
-                found.add(self._remember(Range(index, block, start, start + (reach + 1) * tensor.element_size())))
+                found.add(self._remember(Range(index, block, start, start + _extent(tensor))))
         return found
 
     def _remember(self, where: Range) -> Range:
@@ -255,13 +255,31 @@ def accessed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     """(tensors read, tensors written) by an operator with *schema*: arguments marked as written and fresh results."""
     reads: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
-    by_name = {argument.name: argument for argument in schema.arguments}
-    named = [*zip((argument.name for argument in schema.arguments), args, strict=False), *kwargs.items()]
-    for name, value in named:
-        alias = by_name[name].alias_info
-        (writes if alias is not None and alias.is_write else reads).extend(_tensors(value))
+    written, names = _written(schema)
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        if type(value) not in _PLAIN:
+            (writes if name in written else reads).extend(_tensors(value))
     writes.extend(_tensors(result))
     return reads, writes
+
+
+_PLAIN = frozenset((int, float, bool, type(None), str))
+
+
+@functools.cache
+def _written(schema: Any) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(arguments that are written, all positional arguments) by name."""
+    arguments = schema.arguments
+    written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    return frozenset(written), tuple(argument.name for argument in arguments)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element, both included."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    reach = int(sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)))
+    return (reach + 1) * tensor.element_size()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
