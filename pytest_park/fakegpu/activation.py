@@ -1,0 +1,48 @@
+"""`activate`: fake devices exist from here to the end of a ``with`` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytest_park.sizes import parse_size
+
+from . import active, device_module, kernels, patches, registration
+from .device import FakeDevice
+from .sanitizer import Sanitizer
+
+
+@contextmanager
+def activate(memory: int | str = "8 GiB", *, count: int = 1, data: bool = True) -> Iterator[FakeDevice]:
+    """Make *count* fake accelerators of device type ``fakegpu`` with *memory* bytes each exist within the context.
+
+    With ``data=False`` they hold shapes and bytes but no values, so that a card larger than the host can be had; what
+    needs a value raises ``NotImplementedError``, and copies to the host leave the host's memory as it was.
+
+    Yields the first of them. Everything that is patched is put back at the end, whatever happens inside. Raises
+    ``ValueError`` for sizes and counts that make no sense and ``RuntimeError`` when fake devices are active already, or
+    torch cannot take the back end (see `registration`).
+    """
+    nbytes = parse_size(memory)
+    if nbytes <= 0:
+        raise ValueError(f"a fake device needs memory; got {memory!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"the number of fake devices is a positive integer; got {count!r}")
+    if active.cards:
+        raise RuntimeError(
+            f"{len(active.cards)} fake device(s) are active already; end that context first (activate(count=...) makes"
+            " several at once)"
+        )
+    registration.register(device_module, active.is_available)
+    kernels.install()
+    sanitizer = Sanitizer()
+    active.uncommon = not data
+    active.cards[:] = [FakeDevice(index, nbytes, sanitizer, data=data) for index in range(count)]
+    active.make_current(0)
+    try:
+        with patches.applied():
+            yield active.cards[0]
+    finally:
+        for card in active.cards:
+            card.retire()
+        active.forget()
