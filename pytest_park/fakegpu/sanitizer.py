@@ -77,7 +77,7 @@ class Sanitizer:
         self.found: list[RaceError] = []
         self._lock = threading.RLock()
         self._known: dict[tuple[int, int], list[Range]] = {}  # by device and block address: the ranges accessed so far
-        self._freed: list[tuple[Range, list[Access]]] = []
+        self._freed: dict[tuple[int, int], list[tuple[Range, list[Access]]]] = {}  # by device and segment address
 
     # -- streams and events -------------------------------------------------------------------------------------------
 
@@ -220,7 +220,8 @@ class Sanitizer:
             return
         with self._lock:
             where = whole(card.index, block)
-            inherited = [access for range, accesses in self._freed if range.meets(where) for access in accesses]
+            freed = self._freed.get((card.index, block.segment.address), ())
+            inherited = [access for range, accesses in freed if range.meets(where) for access in accesses]
             if inherited:
                 self._info(self._remember(where)).reads.extend(inherited)
 
@@ -237,9 +238,9 @@ class Sanitizer:
                 del self.handler.tensors_accessed.accesses[range]  # type: ignore[arg-type]
             others = {access.stream: access for access in accesses if access.stream not in waits_for}
             here = whole(card.index, block)
-            self._freed = [item for item in self._freed if not item[0].meets(here)]
-            if others:
-                self._freed.append((here, list(others.values())))
+            bucket = (card.index, block.segment.address)
+            kept = [item for item in self._freed.get(bucket, ()) if not item[0].meets(here)]
+            self._freed[bucket] = [*kept, (here, list(others.values()))] if others else kept
 
 
 def stream_key(index: int, stream: int) -> int:
