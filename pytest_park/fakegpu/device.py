@@ -12,7 +12,8 @@ import torch
 from pytest_park.sizes import format_bytes, parse_size
 
 from . import active
-from .allocator import Block, CachingAllocator, OutOfDeviceMemory
+from .allocator import CachingAllocator, OutOfDeviceMemory
+from .blocks import Block
 from .driver import Driver, Report
 from .faults import Fuse
 from .holders import Holder, holders

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import active
-from .allocator import Block
+from .blocks import Block
 from .tensors import device_view
 from .without_data import unwritten
 

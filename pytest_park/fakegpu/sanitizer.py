@@ -23,7 +23,7 @@ from torch.cuda import _sanitizer
 from torch.cuda._sanitizer import Access, AccessType, EventHandler, SynchronizationError, UnsynchronizedAccessError
 
 from . import active
-from .allocator import Block
+from .blocks import Block
 
 if TYPE_CHECKING:
     from .device import FakeDevice

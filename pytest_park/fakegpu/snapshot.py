@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .allocator import Block, CachingAllocator, Segment
+from .allocator import CachingAllocator
+from .blocks import Block, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_park.fakegpu.allocator import Block, CachingAllocator, OutOfDeviceMemory, rounded, segment_size
+from pytest_park.fakegpu.allocator import CachingAllocator, OutOfDeviceMemory, rounded, segment_size
+from pytest_park.fakegpu.blocks import Block
 from pytest_park.fakegpu.driver import Driver
 from pytest_park.sizes import KiB, MiB
 

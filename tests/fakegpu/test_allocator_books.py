@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from pytest_park.fakegpu.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from pytest_park.fakegpu.allocator import CachingAllocator, OutOfDeviceMemory
+from pytest_park.fakegpu.blocks import Block
 from pytest_park.fakegpu.driver import Driver
 from pytest_park.sizes import KiB, MiB
 
