@@ -22,6 +22,11 @@ RULES = (
     Rule("park_core", ("torch", "psutil", "safetensors")),
     # The fake is usable without pytest and knows nothing of parking.
     Rule("pytest_park/fakegpu", ("torch", "pytest_park.sizes")),
+    # Its command runs the checks without pytest, so like the plugin's fixtures it brings a device.
+    Rule(
+        "pytest_park/contract/__main__.py",
+        ("torch", "pytest_park.contract", "pytest_park.fakegpu", "pytest_park.sizes"),
+    ),
     # The contract also tests implementations that do not use park_core, so it must not lean on it.
     Rule("pytest_park/contract", ("torch", "pytest", "hypothesis")),
     # The rest of the plugin may use all of the above, except that only benchmarks know park_core.
