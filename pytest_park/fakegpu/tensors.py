@@ -34,21 +34,15 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
     For torch's kernels only: whoever holds it reads and writes "device memory" from the host.
     """
-    try:
-        capsule = _export(tensor)
-    except (RuntimeError, BufferError):
-        return _reinterpreted(tensor, _HOST)
-    _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = _HOST
-    view = _import(capsule)
-    dtype = tensor.dtype
-    if view.dtype is not dtype:
-        return _reinterpreted(tensor, _HOST)
-    return view.conj() if dtype.is_complex and tensor.is_conj() else view
+    return _moved(tensor, _HOST)
 
 
 def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """A device tensor over the memory of the CPU tensor *tensor*, on device *index*. No bytes are counted."""
-    word = _EXTERNAL | index << 32
+    return _moved(tensor, _EXTERNAL | index << 32)
+
+
+def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
     try:
         capsule = _export(tensor)
     except (RuntimeError, BufferError):
