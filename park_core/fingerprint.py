@@ -49,6 +49,7 @@ def fingerprints(memory: Sequence[Tensor]) -> list[Fingerprint]:
         return []
     size = min(_WORDS, sum(-(-tensor.nbytes // 4) for tensor in memory))
     products = torch.empty(size, dtype=torch.int64, device=memory[0].device)
+    products[0].item()  # a device without values says so here, and not after all the work
     keys = _keys(products)
     owners: list[int] = []
     sums: list[Tensor] = []

@@ -11,7 +11,6 @@ against the next owner, which is how a missing ``record_stream`` shows.
 
 from __future__ import annotations
 
-import functools
 import threading
 import traceback
 from collections.abc import Iterable
@@ -256,7 +255,10 @@ def accessed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     """(tensors read, tensors written) by an operator with *schema*: arguments marked as written and fresh results."""
     reads: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
-    written, names = _written(schema)
+    key = (schema.name, schema.overload_name)  # a schema with a list as a default cannot be hashed
+    if key not in _arguments:
+        _arguments[key] = _written(schema)
+    written, names = _arguments[key]
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         if type(value) not in _PLAIN:
             (writes if name in written else reads).extend(_tensors(value))
@@ -267,7 +269,9 @@ def accessed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
 _PLAIN = frozenset((int, float, bool, type(None), str))
 
 
-@functools.cache
+_arguments: dict[tuple[str, str], tuple[frozenset[str], tuple[str, ...]]] = {}
+
+
 def _written(schema: Any) -> tuple[frozenset[str], tuple[str, ...]]:
     """(arguments that are written, all positional arguments) by name."""
     arguments = schema.arguments

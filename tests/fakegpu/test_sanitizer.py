@@ -248,3 +248,12 @@ def test_default_streams_of_two_devices_are_two_streams(fake_device: FakeDevice)
     second.synchronize()
     assert twice.tolist() == [2] * 4
     assert first != second
+
+
+def test_an_operator_with_a_list_as_a_default_is_watched_too(fake_device: FakeDevice) -> None:
+    side = torch.fakegpu.Stream()
+    waves = torch.ones(1, 1, 8, device="fakegpu")
+    assert torch.nn.functional.avg_pool1d(waves, kernel_size=2, stride=2).sum() == 4
+    waves.add_(1)
+    with pytest.raises(RaceError), torch.fakegpu.stream(side):
+        torch.nn.functional.avg_pool1d(waves, kernel_size=2, stride=2)
