@@ -88,5 +88,10 @@ def has_data() -> bool:
     return not cards or cards[0].data
 
 
+def where_kernels_run() -> str:
+    """The device type whose kernels are borrowed: the CPU's, or those of tensors without data."""
+    return "cpu" if has_data() else "meta"
+
+
 def is_available() -> bool:
     return bool(cards)

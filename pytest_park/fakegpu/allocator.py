@@ -18,7 +18,7 @@ from .blocks import Block, FreeList, Pool, Segment
 if TYPE_CHECKING:
     from .driver import Driver
 
-KIB, MIB = 1024, 1024**2
+MIB = 1024**2
 MIN_BLOCK = 512  # kMinBlockSize: all sizes are rounded to at least 512 bytes
 SMALL_REQUEST = MIB  # kSmallSize: largest "small" allocation
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer

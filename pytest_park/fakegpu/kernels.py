@@ -81,10 +81,18 @@ def kernel_of(op: OpOverload) -> Kernel:
     if outs:
         return _writing_out(op, outs)
     kernel = _on_host_views(op)
-    takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
-    if torch.Tag.nondeterministic_seeded in op.tags and not takes_generator:
+    if torch.Tag.nondeterministic_seeded in op.tags and not _takes_generator(op):
         return _with_device_numbers(kernel)
     return kernel
+
+
+def _takes_generator(op: OpOverload) -> bool:
+    return any(argument.name == "generator" for argument in op._schema.arguments)
+
+
+def _is_of_a_wrapped_number(error: RuntimeError) -> bool:
+    """torch hands a number that it wrapped as a tensor over as a number; the name alone then finds the overload."""
+    return "Cast error details: Unable to cast" in str(error)
 
 
 def _on_device_tensors(op: OpOverload) -> Kernel:
@@ -94,7 +102,7 @@ def _on_device_tensors(op: OpOverload) -> Kernel:
 
 def _on_host_views(op: OpOverload) -> Kernel:
     run = op._op
-    takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
+    takes_generator = _takes_generator(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         host_args: Any = []
@@ -146,8 +154,7 @@ def _on_host_views(op: OpOverload) -> Kernel:
         return watched(op, args, kwargs, call.to_device(result))
 
     def with_numbers(error: RuntimeError, host_args: list[Any], kwargs: dict[str, Any], call: Call) -> Any:
-        """torch hands a number that it wrapped as a tensor over as a number; the name alone finds its overload."""
-        if "Cast error details: Unable to cast" not in str(error):
+        if not _is_of_a_wrapped_number(error):
             raise error
         return call.to_device(op.overloadpacket(*host_args, **kwargs))
 
@@ -174,7 +181,7 @@ def _with_device_numbers(kernel: Kernel) -> Kernel:
 def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
     """``out=``: the CPU's kernel may want to resize what is empty, which it can only do to memory of its own."""
     run = op._op
-    takes_generator = any(argument.name == "generator" for argument in op._schema.arguments)
+    takes_generator = _takes_generator(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         call = Call(op)
@@ -188,7 +195,7 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
         try:
             result = run(*host_args, **host_kwargs | empty)
         except RuntimeError as error:
-            if "Cast error details: Unable to cast" in str(error):
+            if _is_of_a_wrapped_number(error):
                 result = op.overloadpacket(*host_args, **host_kwargs | empty)
             elif "not resizable" in str(error):
                 empty = fresh
@@ -229,7 +236,7 @@ class Call:
     ) -> None:
         self.op = op
         self.index = index
-        self.host = "cpu" if active.has_data() else "meta"
+        self.host = active.where_kernels_run()
         self.originals = list(originals)
         self.views = list(views)
         self.elsewhere: list[Tensor] = []

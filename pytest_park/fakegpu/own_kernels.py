@@ -63,10 +63,6 @@ def _registered(name: str, kernel: Callable[..., Any], watched: Callable[..., An
     return registered
 
 
-def _host() -> str:
-    return "cpu" if active.has_data() else "meta"
-
-
 def _fresh(host: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     """Fresh memory of the device for *host*, poisoned; a meta tensor stands for memory without data."""
     fresh = adopt(host, active.index_of(device))
@@ -90,7 +86,9 @@ def _empty(
     if pin_memory:
         raise RuntimeError("Only dense CPU tensors can be pinned")
     memory_format = torch.contiguous_format if memory_format is None else memory_format
-    return _fresh(torch.empty(size, dtype=dtype, device=_host(), memory_format=memory_format), device)
+    return _fresh(
+        torch.empty(size, dtype=dtype, device=active.where_kernels_run(), memory_format=memory_format), device
+    )
 
 
 def _empty_strided(
@@ -102,7 +100,7 @@ def _empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    return _fresh(torch.empty_strided(size, stride, dtype=dtype, device=_host()), device)
+    return _fresh(torch.empty_strided(size, stride, dtype=dtype, device=active.where_kernels_run()), device)
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
