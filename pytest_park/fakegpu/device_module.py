@@ -12,6 +12,7 @@ import torch
 from . import active, autocast
 from .by_device import named_device
 from .device import FakeDevice
+from .snapshot import snapshot
 from .streams import Event as Event
 from .streams import Stream as Stream
 from .streams import current_stream as current_stream
@@ -170,6 +171,11 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
             place = place.setdefault(step, {})
         place[last] = value
     return nested
+
+
+def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    segments: list[dict[str, Any]] = snapshot([card.allocator for card in active.cards])["segments"]
+    return segments
 
 
 def empty_cache() -> None:
