@@ -212,6 +212,15 @@ class Device:
 
     def _fill(self) -> None:
         """Use up what the allocator has reserved without using it; the driver has nothing more to give now."""
+        self._fill_current_stream()
+        if self._fake is not None and self._unused() >= _SMALLEST_BLOCK:
+            # What lies free in a segment of another stream is handed out to that stream only.
+            segments = self._module.memory_snapshot()
+            for number in sorted({segment["stream"] for segment in segments if segment["device"] == self.device.index}):
+                with self._module.Stream(self.device, stream_id=number):
+                    self._fill_current_stream()
+
+    def _fill_current_stream(self) -> None:
         for size in _BALLAST:
             while self._unused() >= size:
                 try:
