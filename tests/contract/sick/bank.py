@@ -10,11 +10,15 @@ from .healthy import Healthy
 
 @dataclass(frozen=True)
 class Sick:
-    """*meant* are the ids of the checks that exist for this fault; *follows* those that cannot but see it, too."""
+    """*meant* are the ids of the checks that exist for this fault; *follows* those that cannot but see it, too.
+
+    One that *crashes* the process is examined in processes of its own wherever a check allows that.
+    """
 
     implementation: type[Healthy]
     meant: frozenset[str]
     follows: frozenset[str]
+    crashes: bool
 
     @property
     def name(self) -> str:
@@ -24,11 +28,11 @@ class Sick:
 BANK: dict[str, Sick] = {}
 
 
-def sick(*meant: str, follows: Iterable[str] = ()) -> Callable[[type[Healthy]], type[Healthy]]:
+def sick(*meant: str, follows: Iterable[str] = (), crashes: bool = False) -> Callable[[type[Healthy]], type[Healthy]]:
     """Put an implementation into the bank. Checks are named by their ids, or as far as that is unique."""
 
     def register(implementation: type[Healthy]) -> type[Healthy]:
-        one = Sick(implementation, frozenset(meant), frozenset(follows))
+        one = Sick(implementation, frozenset(meant), frozenset(follows), crashes)
         assert one.name not in BANK
         BANK[one.name] = one
         return implementation

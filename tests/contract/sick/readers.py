@@ -160,7 +160,7 @@ class _Crashes(Parked):
         return super().__torch_function__(function, types, args, kwargs)
 
 
-@sick("c20_a_parked_module", "c20_a_forward", follows=["c07_", "c38_"])
+@sick("c20_a_parked_module", "c20_a_forward", follows=["c07_", "c38_"], crashes=True)
 class CrashesOnPlaceholders(Healthy):
     """Nothing is refused, and a kernel that checks no shapes reads past a placeholder without elements."""
 

@@ -70,6 +70,19 @@ class GuardsLast(HasPlaceholders):
             self.swap_out(group, copy)
 
 
+@sick("c38_")
+class GuardsOneWeightTooLate(HasPlaceholders):
+    """For a moment, when all is copied and nothing guarded yet, one weight is a placeholder already."""
+
+    def move_out(self, groups: list[Group]) -> None:
+        copies = [self.copy_out(group) for group in groups]
+        for _, parameter in groups[-1] if groups else ():
+            with torch.inference_mode(parameter.is_inference()):
+                parameter.data = self.placeholder_of_one(parameter).expand(1, *parameter.shape)[0]
+        for group, copy in zip(groups, copies, strict=True):
+            self.swap_out(group, copy)
+
+
 @sick("c39_")
 class HidesWrappers(Healthy):
     """Leaves wrapper subclasses alone and does not say so."""
