@@ -42,7 +42,7 @@ def decide(
         return ParkDecision(verdict="park", reason="nothing of it is on the device", bytes=total)
     if _capturing(device):
         return ParkDecision(verdict="refuse", reason="the device is capturing a graph", bytes=total)
-    headroom = device_headroom(device)
+    headroom = device_headroom(device, request=total if need is None else need)
     threshold = int(config.significance * max(0, headroom.bytes - returning))
     if headroom.unified:
         verdict, reason = "refuse", "the device has no memory of its own: parking would free nothing"

@@ -17,9 +17,10 @@ class Headroom:
     """Bytes that this process can still allocate on one device.
 
     Attributes:
-        bytes: min(driver free, cap - reserved) + reserved but unused; 0 at least.
+        bytes: min(driver free, cap - reserved) + reserved but unused - fragmented; 0 at least.
         driver_free: what the driver reports as free, or a stand-in for it (see ``note``).
         reserved_unused: what the caching allocator has reserved but not handed out.
+        fragmented: the part of it that lies in pieces too small for the request that was asked about.
         cap: the limit of this process (``set_per_process_memory_fraction``) in bytes; None without one.
         note: why the driver's reading was not trusted, or what to do if it is wrong; empty in the normal case.
         unified: the device has no memory of its own, so moving weights to the host frees nothing.
@@ -28,6 +29,7 @@ class Headroom:
     bytes: int
     driver_free: int
     reserved_unused: int
+    fragmented: int = 0
     cap: int | None = None
     note: str = ""
     unified: bool = False
@@ -48,28 +50,77 @@ class HostHeadroom:
     cgroup: int | None = None
 
 
-def device_headroom(device: torch.device | str) -> Headroom:
+def device_headroom(device: torch.device | str, *, request: int = 0) -> Headroom:
     """Measure the headroom of ``device``, not of the current device.
+
+    Args:
+        device: the device.
+        request: bytes that are to be allocated in one piece. What the allocator has reserved in smaller pieces is no
+            room for them.
+    """
+    device = torch.device(device)
+    backend: Any = torch.get_device_module(device.type)
+    return _metal(backend) if device.type == "mps" else _caching_allocator(backend, device, request)
+
+
+def _caching_allocator(backend: Any, device: torch.device, request: int) -> Headroom:
+    """CUDA, ROCm (which is ``torch.cuda``), XPU, NPU and the fake device: ``torch.cuda``'s functions by the same names.
 
     The cap is invisible to the driver, and torch holds it against *reserved* bytes
     (``CUDACachingAllocator::setMemoryFraction``), hence ``min(free, cap - reserved)``.
     """
-    device = torch.device(device)
-    backend: Any = torch.get_device_module(device.type)
+    if device.index is None:  # the type stubs say that it never is
+        device = torch.device(device.type, backend.current_device())  # type: ignore[unreachable]
     reserved, allocated = backend.memory_reserved(device), backend.memory_allocated(device)
     properties = backend.get_device_properties(device)
     driver_free, total, note = _driver_free(backend, device, reserved, properties.total_memory)
     fraction = _cap_fraction(backend, device)
     cap = None if fraction is None or fraction >= 1 else int(fraction * total)
     room = driver_free if cap is None else min(driver_free, cap - reserved)
+    fragmented = _fragmented(backend, device, request)
     return Headroom(
-        bytes=max(0, room + reserved - allocated),
+        bytes=max(0, room + reserved - allocated - fragmented),
         driver_free=driver_free,
         reserved_unused=reserved - allocated,
+        fragmented=fragmented,
         cap=cap,
         note=note,
-        unified=bool(getattr(properties, "is_integrated", False)),
+        unified=any(getattr(properties, name, False) for name in ("is_integrated", "is_integrated_gpu")),  # XPU's name
     )
+
+
+def _metal(backend: Any) -> Headroom:
+    """MPS, which shares its memory with the host: parking would free nothing there.
+
+    ``recommended_max_memory()`` is Metal's ``recommendedMaxWorkingSetSize``, and ``driver_allocated_memory()`` counts
+    what the allocator caches, too (documentation of ``torch.mps``). Neither takes a device: there is only one.
+    """
+    reserved, allocated = backend.driver_allocated_memory(), backend.current_allocated_memory()
+    free = max(0, backend.recommended_max_memory() - reserved)
+    return Headroom(free + reserved - allocated, free, reserved - allocated, unified=True)
+
+
+def _fragmented(backend: Any, device: torch.device, request: int) -> int:
+    """Bytes in free pieces of large segments that are partly in use, as far as they are too small for ``request``.
+
+    Before it gives up, the allocator returns the segments that are wholly free, but not these
+    (``CUDACachingAllocator::release_cached_blocks``; "non-releasable" in ``torch.cuda.memory_summary``). Pages of
+    expandable segments go back one by one, and torch does not count them; XPU counts nothing of the kind. Pieces in the
+    pool of small blocks stay in the count: they are little, less than 2 MiB per segment, and any stage needs some.
+    """
+    if not request:
+        return 0
+    pieces = int(backend.memory_stats(device).get("inactive_split_bytes.large_pool.current", 0))
+    if pieces < request:
+        return pieces  # each of them is too small; to look at them would take longer
+    large_enough: int = sum(
+        block["size"]
+        for segment in backend.memory_snapshot()
+        if segment["device"] == device.index and segment["segment_type"] == "large" and not segment["is_expandable"]
+        for block in segment["blocks"]
+        if block["state"] == "inactive" and request <= block["size"] < segment["total_size"]
+    )
+    return max(0, pieces - large_enough)
 
 
 def _driver_free(backend: Any, device: torch.device, reserved: int, capacity: int) -> tuple[int, int, str]:

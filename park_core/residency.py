@@ -246,7 +246,7 @@ class ComponentResidencyManager:
         own = offload_of(self.components[use.component_name])
         need = use.memory_need + (own.parking.parked_bytes(device) if own else 0)
         for name, module in self.components.items():
-            if device_headroom(device).bytes >= need:
+            if device_headroom(device, request=need).bytes >= need:
                 return
             offload, lock = offload_of(module), use_lock(module)
             if offload is None or self._depth[name] or not lock.acquire(blocking=False):  # it is in use

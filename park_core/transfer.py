@@ -18,7 +18,7 @@ from torch import Tensor
 from park_core.host_copy import HostCopy
 from park_core.storage import StorageGroup, bytes_of
 
-__all__ = ["Staging", "Transfer", "backend_of", "transfer"]
+__all__ = ["Staging", "Transfer", "backend_of", "synchronize", "transfer"]
 
 _BUFFERS, _BUFFER_BYTES = 4, 8 * 1024**2
 _WORTH_STAGING = 2 * _BUFFER_BYTES  # below that there is nothing to overlap
@@ -27,6 +27,11 @@ _WORTH_STAGING = 2 * _BUFFER_BYTES  # below that there is nothing to overlap
 def backend_of(device: torch.device) -> Any:
     """The module that speaks for a device type: ``torch.cuda``, ``torch.xpu``, ... All that we know of a backend."""
     return torch.get_device_module(device.type)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all streams of a device."""
+    backend_of(device).synchronize(*(() if device.type == "mps" else (device,)))  # torch.mps knows one device only
 
 
 class Transfer:

@@ -128,7 +128,7 @@ def test_after_a_failed_restore_a_park_frees_everything(fake_device: FakeDevice,
 def test_a_headroom_probe_that_raises_changes_nothing(
     fake_device: FakeDevice, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(device: torch.device) -> None:
+    def broken(device: torch.device, *, request: int) -> None:
         raise RuntimeError("no driver")
 
     monkeypatch.setattr("park_core.decision.device_headroom", broken)

@@ -58,6 +58,64 @@ def test_the_device_of_the_weights_is_asked(fake_device: FakeDevice) -> None:
     assert device_headroom(first.device).bytes == first.memory
 
 
+def hold(device: FakeDevice, *sizes: int) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device=device.device) for size in sizes]
+
+
+def test_free_pieces_that_are_too_small_are_no_room(fake_device: FakeDevice) -> None:
+    held = hold(fake_device, *[2 * MiB] * 10)  # one segment of 20 MiB
+    del held[1::2]
+    fake_device.other_process = fake_device.memory - fake_device.reserved
+    for request, room in ((0, 10), (2 * MiB, 10), (2 * MiB + 1, 0), (11 * MiB, 0)):
+        headroom = device_headroom(fake_device.device, request=request)
+        assert (headroom.bytes, headroom.fragmented) == (room * MiB, (10 - room) * MiB)
+        assert headroom.reserved_unused == 10 * MiB
+    with pytest.raises(torch.OutOfMemoryError):
+        hold(fake_device, 2 * MiB + 1)
+    assert len(hold(fake_device, *[2 * MiB] * 5)) == 5
+
+
+def test_a_piece_is_room_for_what_fits_into_it(fake_device: FakeDevice) -> None:
+    held = hold(fake_device, *[2 * MiB] * 10)
+    del held[1], held[3:6]
+    fake_device.other_process = fake_device.memory - fake_device.reserved
+    headroom = device_headroom(fake_device.device, request=5 * MiB)
+    assert (headroom.bytes, headroom.fragmented) == (6 * MiB, 2 * MiB)
+    assert len(hold(fake_device, 5 * MiB)) == 1
+
+
+def test_segments_that_are_wholly_free_are_room_for_anything(fake_device: FakeDevice) -> None:
+    held = hold(fake_device, *[2 * MiB] * 20)
+    del held[10:], held[1::2]
+    fake_device.other_process = fake_device.memory - fake_device.reserved
+    for request in (5 * MiB, 15 * MiB):
+        assert device_headroom(fake_device.device, request=request).bytes == 20 * MiB
+    assert len(hold(fake_device, 15 * MiB)) == 1
+
+
+@pytest.mark.fake_device(count=2)
+def test_pieces_on_another_device_are_not_counted(fake_device: FakeDevice) -> None:
+    first, second = fake_device.devices
+    whole, cut = (hold(device, *[2 * MiB] * 10) for device in (first, second))
+    del whole[3:6], cut[1::2]
+    for device in (first, second):
+        device.other_process = device.memory - device.reserved
+    assert device_headroom(first.device, request=6 * MiB).bytes == 6 * MiB
+    assert device_headroom(second.device, request=6 * MiB).bytes == 0
+
+
+def test_a_component_is_parked_for_a_need_that_only_fragments_would_cover(fake_device: FakeDevice) -> None:
+    held = hold(fake_device, *[2 * MiB] * 5)
+    component = nn.Linear(1024, 2560, bias=False, device=fake_device.device)  # the other half of the segment
+    held += hold(fake_device, *[2 * MiB] * 10)
+    del held[1::2]
+    fake_device.other_process = fake_device.memory - fake_device.reserved
+    report = Parking(component, "component", MEMORY).park(need=6 * MiB)
+    assert (report.decision.verdict, report.decision.headroom.bytes) == ("park", 0)  # type: ignore[union-attr]
+    assert report.decision.headroom.reserved_unused == 14 * MiB  # type: ignore[union-attr]
+    assert len(hold(fake_device, 6 * MiB)) == 1
+
+
 @pytest.mark.parametrize("report", ["free-equals-total", "raises"])
 def test_a_reading_that_cannot_be_right_is_named_and_not_trusted(fake_device: FakeDevice, report: str) -> None:
     weight = torch.empty(100 * MiB, dtype=torch.uint8, device=fake_device.device)
