@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_park.benchmarks.models import MODELS, Model
-from pytest_park.benchmarks.ratios import ratio
+from pytest_park.benchmarks.ratios import ratio, watched_and_not
 from pytest_park.sizes import MiB
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ def test_a_forward(benchmark: BenchmarkFixture, fake_device: FakeDevice, build: 
         lambda: model.run(there, fake_device.device), lambda: model.run(model.module, "cpu")
     )
     torch.testing.assert_close(result.cpu(), model.run(model.module, "cpu"))
+    torch.Stream(device=fake_device.device)
+    benchmark.extra_info["with several streams, times itself"] = ratio(
+        *watched_and_not(lambda: model.run(there, fake_device.device))
+    )
 
 
 @pytest.mark.parametrize("size", [512, MiB], ids=["512-B", "1-MiB"])

@@ -36,7 +36,7 @@ def activate(memory: int | str = "8 GiB", *, count: int = 1, data: bool = True) 
     registration.register(device_module, active.is_available)
     kernels.install()
     sanitizer = Sanitizer()
-    active.uncommon = not data
+    active.without_data = not data
     active.cards[:] = [FakeDevice(index, nbytes, sanitizer, data=data) for index in range(count)]
     active.make_current(0)
     try:
@@ -45,4 +45,5 @@ def activate(memory: int | str = "8 GiB", *, count: int = 1, data: bool = True) 
     finally:
         for card in active.cards:
             card.retire()
+        sanitizer.let_go()
         active.forget()

@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     import torch
 
     from .device import FakeDevice
+    from .sanitizer import Sanitizer
 
 cards: list[FakeDevice] = []
-#: Kernels look here once: True where there is more to do than to run (no data, or a sanitizer that has begun).
-uncommon = False
+#: True where the devices have no data; for kernels, which look here once.
+without_data = False
+#: The sanitizer, once it has begun; for kernels, which look here once.
+sanitizer: Sanitizer | None = None
 
 
 class _Current(threading.local):
@@ -76,8 +79,8 @@ def entered_streams() -> list[tuple[int, int, int]]:
 
 def forget() -> None:
     """The end of all fake devices."""
-    global uncommon
-    uncommon = False
+    global without_data, sanitizer
+    without_data, sanitizer = False, None
     cards.clear()
     _current.index = 0
     _current.streams.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 _ADDRESS_BITS = 48
 
@@ -36,6 +37,9 @@ class Segment:
     pool: Pool
     stream: int
     first: Block = field(init=False)
+    #: For the sanitizer: what streams last did with memory of it that is free now (`sanitizer.Access`).
+    left_by_owner: dict[tuple[int, int, int, bool], Any] = field(default_factory=dict)
+    left_by_others: dict[tuple[int, int, int, bool], Any] = field(default_factory=dict)
 
     def blocks(self) -> Iterator[Block]:
         block: Block | None = self.first

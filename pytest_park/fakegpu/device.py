@@ -238,14 +238,14 @@ class FakeDevice:
         self.memory_log.append(MemorySample(seconds, self.allocated, self.reserved))
 
     def retire(self) -> None:
-        """The end of the device: memory that is still referred to can no longer be read, and says so."""
+        """The end of the device: memory that is still referred to can no longer be read, and says so. It stays in the
+        books, so that `requested` and `holders` tell what outlived the device."""
         if sys.is_finalizing():  # a process that ends inside activate(): torch's kernels are gone already
             return
         for entry in list(self.entries.values()):
             storage = entry()
             if storage is not None:
                 expire(storage)
-        self.entries.clear()
         self.clear_faults()
 
     # -- called by the kernels ----------------------------------------------------------------------------------------
@@ -255,26 +255,17 @@ class FakeDevice:
         if self._allocation_fuse.armed:
             self._allocation_fuse.check()
         try:
-            if self._recording_since is None and not active.uncommon:
+            if self._recording_since is None:
                 return self.allocator.allocate(nbytes, active.stream(self.index))
-            return self._allocate_watched(nbytes)
+            return self._allocate_sampled(nbytes)
         except OutOfDeviceMemory as shortage:
             raise torch.OutOfMemoryError(self._out_of_memory(nbytes, shortage.requested)) from None
 
-    def _allocate_watched(self, nbytes: int) -> Block:
-        if self._recording_since is not None:
-            self._sample()  # frees are noticed at the next event: what was live just before this one
+    def _allocate_sampled(self, nbytes: int) -> Block:
+        self._sample()  # frees are noticed at the next event: what was live just before this one
         block = self.allocator.allocate(nbytes, active.stream(self.index))
-        if self._recording_since is not None:
-            self._sample()
-        self.sanitizer.allocated(self, block)
+        self._sample()
         return block
-
-    def freed(self, block: Block) -> None:
-        """A storage is gone, and its block free again."""
-        if active.uncommon:
-            self.sanitizer.freed(self, block)
-        self.allocator.free(block)
 
     def current_stream_key(self) -> int:
         return stream_key(self.index, active.stream(self.index))

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from . import active, autocast, own_kernels
 from .ledger import adopt, forget_frames
 from .random import is_of_a_device
-from .sanitizer import accessed
+from .sanitizer import Footprint
 from .tensors import host_view
 from .without_data import stand_in
 
@@ -53,7 +53,7 @@ def install() -> None:
         if qualified.startswith("aten::"):
             op = getattr(getattr(torch.ops.aten, name), overload or "default")
             by_name.impl(op, kernel_of(op), "PrivateUse1")
-    _libraries.extend((everything, by_name, own_kernels.library(watched), *autocast.kernels()))
+    _libraries.extend((everything, by_name, own_kernels.library(), *autocast.kernels()))
 
 
 def _registered_for(key: str) -> list[str]:
@@ -103,12 +103,13 @@ def _on_device_tensors(op: OpOverload) -> Kernel:
 def _on_host_views(op: OpOverload) -> Kernel:
     run = op._op
     takes_generator = _takes_generator(op)
+    footprint = Footprint(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         host_args: Any = []
         previous = value = result = None
         try:
-            if kwargs or takes_generator or active.uncommon:
+            if kwargs or takes_generator or active.without_data:
                 return with_all_cases(args, kwargs)
             # the common case, written out: device tensors of one device and plain values in, one tensor out
             index = -2  # none yet; -1 is the host
@@ -128,13 +129,19 @@ def _on_host_views(op: OpOverload) -> Kernel:
             try:
                 result = run(*host_args)
             except RuntimeError as error:
-                return with_numbers(error, host_args, kwargs, Call(op, args, host_args, index))
+                result = with_numbers(error, host_args, kwargs)
             if type(result) is Tensor:
                 for position, value in enumerate(host_args):
                     if value is result:
-                        return args[position]
-                return adopt(result, index)
-            return Call(op, args, host_args, index).to_device(result)
+                        result = args[position]
+                        break
+                else:
+                    result = adopt(result, index)
+            else:
+                result = Call(op, args, host_args, index).to_device(result)
+            if active.sanitizer is not None:
+                active.sanitizer.launched(footprint, index, args, kwargs, result)
+            return result
         except BaseException as error:
             # a GPU's kernels have no Python frames, in which an exception would keep tensors alive: so nor have these
             args, kwargs, host_args, previous, value, result = (), {}, None, None, None, None
@@ -150,13 +157,13 @@ def _on_host_views(op: OpOverload) -> Kernel:
         try:
             result = run(*host_args, **host_kwargs)
         except RuntimeError as error:
-            return with_numbers(error, host_args, host_kwargs, call)
-        return watched(op, args, kwargs, call.to_device(result))
+            result = with_numbers(error, host_args, host_kwargs)
+        return watched(footprint, call.index, args, kwargs, call.to_device(result))
 
-    def with_numbers(error: RuntimeError, host_args: list[Any], kwargs: dict[str, Any], call: Call) -> Any:
+    def with_numbers(error: RuntimeError, host_args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not _is_of_a_wrapped_number(error):
             raise error
-        return call.to_device(op.overloadpacket(*host_args, **kwargs))
+        return op.overloadpacket(*host_args, **kwargs)
 
     return kernel
 
@@ -182,6 +189,7 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
     """``out=``: the CPU's kernel may want to resize what is empty, which it can only do to memory of its own."""
     run = op._op
     takes_generator = _takes_generator(op)
+    footprint = Footprint(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         call = Call(op)
@@ -209,7 +217,7 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
                     out.set_(adopt(host, call.index))
                 else:
                     out.set_(out.untyped_storage(), out.storage_offset(), host.size(), host.stride())
-        watched(op, args, kwargs, [out for out, _ in given])
+        watched(footprint, call.index, args, kwargs, None)
         if isinstance(result, Tensor):
             return given[0][0]
         return tuple(out for out, _ in given) if isinstance(result, tuple) else result
@@ -217,12 +225,10 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
     return kernel
 
 
-def watched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+def watched(footprint: Footprint, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """*result*, after the sanitizer has seen the call, if it has begun."""
-    if active.uncommon and active.cards:
-        sanitizer = active.cards[0].sanitizer
-        if sanitizer.handler is not None:
-            sanitizer.launched(str(op), *accessed(op._schema, args, kwargs, result))
+    if active.sanitizer is not None:
+        active.sanitizer.launched(footprint, index, args, kwargs, result)
     return result
 
 

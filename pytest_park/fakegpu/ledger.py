@@ -19,15 +19,17 @@ from .without_data import unwritten
 
 if TYPE_CHECKING:
     from .device import FakeDevice
+    from .sanitizer import History
 
 
 class Entry(weakref.ref[torch.UntypedStorage]):
     """A live storage and the block that it occupies."""
 
-    __slots__ = ("block", "born", "card", "key")
+    __slots__ = ("block", "born", "card", "history", "key")
     block: Block
     born: int
     card: FakeDevice
+    history: History | None
     key: int
 
 
@@ -52,6 +54,7 @@ def _enter(storage: torch.UntypedStorage, block: Block, card: FakeDevice) -> Non
     entry = Entry(storage, _left)
     entry.block = block
     entry.card = card
+    entry.history = None
     entry.born = card.allocator.all.blocks_came
     entry.key = key = storage._cdata
     card.entries[key] = entry
@@ -60,7 +63,9 @@ def _enter(storage: torch.UntypedStorage, block: Block, card: FakeDevice) -> Non
 def _left(entry: Entry) -> None:
     card = entry.card
     del card.entries[entry.key]
-    card.freed(entry.block)
+    if entry.history is not None:
+        card.sanitizer.freed(entry.block, entry.history)
+    card.allocator.free(entry.block)
 
 
 def swap(card: FakeDevice, left: torch.UntypedStorage, right: torch.UntypedStorage) -> None:

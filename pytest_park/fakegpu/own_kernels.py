@@ -12,6 +12,7 @@ from torch._prims_common import suggest_memory_format
 from . import active, attention, recurrent, storages
 from .ledger import adopt, forget_frames
 from .pinned import is_pinned
+from .sanitizer import Footprint
 from .tensors import host_view
 from .without_data import refuse_values, stand_in
 
@@ -31,11 +32,11 @@ def _all() -> dict[str, Callable[..., Any]]:
     return _KERNELS | attention.KERNELS | recurrent.KERNELS
 
 
-def library(watched: Callable[..., Any]) -> torch.library.Library:
-    """The kernels below under the key of the fake device; *watched* tells the sanitizer of a call."""
+def library() -> torch.library.Library:
+    """The kernels below under the key of the fake device."""
     kernels = torch.library.Library("aten", "IMPL")
     for name, kernel in _all().items():
-        kernels.impl(name, _registered(name, kernel, watched), "PrivateUse1")
+        kernels.impl(name, _registered(name, kernel), "PrivateUse1")
     # attention decides above autograd, which differentiates what was decided
     kernels.impl(
         "scaled_dot_product_attention", attention.KERNELS["scaled_dot_product_attention"], "AutogradPrivateUse1"
@@ -46,15 +47,19 @@ def library(watched: Callable[..., Any]) -> torch.library.Library:
     return kernels
 
 
-def _registered(name: str, kernel: Callable[..., Any], watched: Callable[..., Any]) -> Callable[..., Any]:
+def _registered(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    footprint = Footprint(op)
     tells = name not in _NO_ACCESS
 
     def registered(*args: Any, **kwargs: Any) -> Any:
         try:
             result = kernel(*args, **kwargs)
-            return watched(op, args, kwargs, result) if tells and active.uncommon else result
+            if tells and active.sanitizer is not None:
+                index = next(value.get_device() for value in args if isinstance(value, torch.Tensor))
+                active.sanitizer.launched(footprint, index, args, kwargs, result)
+            return result
         except BaseException as error:
             args, kwargs = (), {}
             forget_frames(error)
@@ -128,7 +133,7 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     card.copied(kind, source.nbytes, pinned=pinned, blocking=not non_blocking)
     if kind == "h2d" and pinned:
         card.pending.deliver_to(source)
-    seq = _watch_copy(source, target)
+    seq = _watch_copy_between_devices(source, target) if kind == "d2d" else _watch_copy(source, target)
     if active.has_data():
         if kind == "d2h" and non_blocking and pinned:
             card.pending.add(card.current_stream_key(), seq, _snapshot(source, target), target)
@@ -146,8 +151,22 @@ _PAGEABLE = (
 
 
 def _watch_copy(source: torch.Tensor, target: torch.Tensor) -> int:
-    sanitizer = active.cards[0].sanitizer
-    return sanitizer.launched("aten::copy_", [source], [target]) if sanitizer.handler is not None else 0
+    if active.sanitizer is None:
+        return 0
+    index = target.get_device() if source.is_cpu else source.get_device()
+    return active.sanitizer.launched(_COPY, index, (target, source), {}, None)
+
+
+def _watch_copy_between_devices(source: torch.Tensor, target: torch.Tensor) -> int:
+    """It runs on the stream of the source, and the stream of the target waits before and after (``cuda/Copy.cu``)."""
+    of_source, of_target = (active.card(tensor.get_device()).current_stream_key() for tensor in (source, target))
+    active.cards[0].sanitizer.ordered(of_target, of_source)
+    seq = _watch_copy(source, target)
+    active.cards[0].sanitizer.ordered(of_source, of_target)
+    return seq
+
+
+_COPY = Footprint(torch.ops.aten.copy_.default)
 
 
 def _snapshot(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -1,201 +1,195 @@
 """Does anything order this access after that one? Reads, writes and frees on several streams, checked as they happen.
 
-The logic is torch's own (``torch.cuda._sanitizer.EventHandler`` has no CUDA in it): vector clocks of streams, and for
-every block of memory its last write and the reads since. Nothing can race on one stream, so nothing is recorded
-before a second one is made; from then on every kernel is, with its stack.
+What orders what is torch's own logic, the vector clocks of ``torch.cuda._sanitizer`` (there is no CUDA in them), and so
+is the report. Nothing can race on one stream, so nothing is noted before a second one is made; from then on every
+access is, with its stack.
 
 Added here: torch's sanitizer knows a tensor by its first byte and forgets it when it is freed. This one knows bytes, so
-that a slice and the whole conflict and two slices do not; and it holds what other streams did with freed memory
-against the next owner, which is how a missing ``record_stream`` shows.
+that a slice and the whole conflict and two slices do not; and it holds what streams did with freed memory against the
+next owner, which is how a missing ``record_stream`` shows. And it is cheap: as long as a single stream has touched some
+memory, an access is noted and nothing is compared.
 """
 
 from __future__ import annotations
 
 import threading
-import traceback
-from collections.abc import Iterable
-from types import CodeType, FrameType, FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-from torch.cuda import _sanitizer
-from torch.cuda._sanitizer import Access, AccessType, EventHandler, SynchronizationError, UnsynchronizedAccessError
+from torch import Tensor
+from torch.cuda._sanitizer import Access as Reported
+from torch.cuda._sanitizer import AccessType, StreamSynchronizations, UnsynchronizedAccessError
 
 from . import active
-from .blocks import Block
+from .stacks import Stack, capture
 
 if TYPE_CHECKING:
+    from .blocks import Block
     from .device import FakeDevice
-
-
-class Range(NamedTuple):
-    """The bytes from *start* up to *end* in the block at *block* of device *card*; addresses as the allocator gives."""
-
-    card: int
-    block: int
-    start: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"fakegpu:{self.card} {self.start:#x} to {self.end:#x}"
-
-    def meets(self, other: Range) -> bool:
-        return self.card == other.card and self.start < other.end and other.start < self.end
+    from .ledger import Entry
 
 
 class RaceError(RuntimeError):
     """Two accesses to the same memory that no event, wait or synchronization orders."""
 
 
-class Stack(list[tuple[CodeType, int]]):
-    """Where an access was made: code and line, because that is cheap to note and enough to print."""
-
-    @classmethod
-    def extract(cls, frames: Iterable[tuple[FrameType, int]], lookup_lines: bool = True) -> Stack:
-        return cls((frame.f_code, line) for frame, line in frames)
-
-    def format(self) -> list[str]:
-        places = [(code.co_filename, line, code.co_name, None) for code, line in self]
-        return traceback.StackSummary.from_list(places).format()
+#: One kernel: its number among all, the operator, and the stack where it was called. A plain tuple, because one is made
+#: for every kernel; so are those below.
+Launch = tuple[int, str, Any]
+#: What a stream did with which bytes: the stream, the first byte and the one after the last, whether it wrote.
+Access = tuple[int, int, int, bool]
 
 
-class Handler(EventHandler):
-    """torch's, with cheap stacks: it notes one for every kernel, and torch's take longer than most kernels."""
+class History:
+    """Who touched the bytes of a storage: of each kind of access, the last one."""
 
-    _handle_kernel_launch = FunctionType(
-        EventHandler._handle_kernel_launch.__code__,
-        vars(_sanitizer) | {"traceback": SimpleNamespace(StackSummary=Stack, walk_stack=traceback.walk_stack)},
-    )
+    __slots__ = ("accesses", "last", "owner", "stream")
+    last: Launch
+
+    def __init__(self, owner: int, stream: int | None) -> None:
+        #: The stream that the memory was allocated on.
+        self.owner = owner
+        #: The stream of all accesses, None once there are several.
+        self.stream = stream
+        self.accesses: dict[Access, Launch] = {}
 
 
 class Sanitizer:
     """Watches all fake devices that are active together."""
 
     def __init__(self) -> None:
-        self.handler: Handler | None = None
+        self.watching = False
         self.found: list[RaceError] = []
         self._lock = threading.RLock()
-        self._known: dict[tuple[int, int], list[Range]] = {}  # by device and block address: the ranges accessed so far
-        self._freed: dict[tuple[int, int], list[tuple[Range, list[Access]]]] = {}  # by device and segment address
+        self._clocks = StreamSynchronizations()
+        self._number = 0
+        self._latest: dict[int, int] = {}  # by stream: the number of its last kernel, which the clocks are told late
 
     # -- streams and events -------------------------------------------------------------------------------------------
 
     def stream_made(self, stream: int) -> None:
         """A stream besides the default ones: from now on there is something to check."""
         with self._lock:
-            if self.handler is None:
-                self.handler = Handler()
+            if not self.watching:
+                self.watching = True
                 for card in active.cards:
                     self._begin(card)
-                active.uncommon = True
-            self.handler._handle_stream_creation(stream)
+                active.sanitizer = self
+            self._clocks.create_stream(stream)
 
     def _begin(self, card: FakeDevice) -> None:
         """What the default stream was given before anybody could race with it, and the host has not waited for."""
-        assert self.handler is not None
         default = stream_key(card.index, 0)
-        self.handler._handle_stream_creation(default)
-        young = [entry.block for entry in list(card.entries.values()) if entry.born > card.synchronized_at]
-        if young:
-            ranges = {self._remember(whole(card.index, block)) for block in young}
-            self._launch(default, set(), ranges, "work given before the first stream was made")
+        self._clocks.create_stream(default)
+        self._number = self._latest[default] = number = self._number + 1
+        launch = number, "work given before the first stream was made", None
+        for entry in list(card.entries.values()):
+            if entry.born > card.synchronized_at:
+                entry.history = history = History(stream_key(card.index, entry.block.stream), default)
+                history.accesses[default, 0, entry.block.size, True] = history.last = launch
 
     def recorded(self, event: int, stream: int) -> None:
-        if self.handler is not None:
+        if self.watching:
             with self._lock:
-                self.handler.syncs.recorded_sync_states.setdefault(event, {})
-                self.handler._handle_event_record(event, stream)
+                self._told().record_state(event, stream)
 
     def waited(self, event: int, stream: int) -> None:
-        if self.handler is not None:
+        if self.watching:
             with self._lock:
-                self.handler.syncs.recorded_sync_states.setdefault(event, {})
-                self.handler._handle_event_wait(event, stream)
+                self._told().stream_wait_for_event(stream, event)
+
+    def ordered(self, first: int, then: int) -> None:
+        """What is given to stream *then* from now on runs after what stream *first* has."""
+        if self.watching:
+            with self._lock:
+                self._told().record_state(_PASSING, first)
+                self._clocks.stream_wait_for_event(then, _PASSING)
 
     def host_waited_for_stream(self, stream: int) -> None:
-        if self.handler is not None:
+        if self.watching:
             with self._lock:
-                self.handler._handle_stream_synchronization(stream)
+                self._told().all_streams_wait_for_stream(stream)
 
     def host_waited_for_event(self, event: int) -> None:
-        if self.handler is not None:
+        if self.watching:
             with self._lock:
-                self.handler.syncs.recorded_sync_states.setdefault(event, {})
-                self.handler._handle_event_synchronization(event)
+                self._told().all_streams_wait_for_event(event)
 
     def host_waited_for_all(self) -> None:
-        if self.handler is not None:
+        if self.watching:
             with self._lock:
-                self.handler._handle_device_synchronization()
+                self._told().sync_all_streams()
 
-    def has_reached_host(self, stream: int, seq: int) -> bool:
-        """Whether the host has waited for the work *seq* of *stream*, directly or by way of others."""
-        return self.handler is None or self.handler.syncs.host_sync_state.get(stream, -1) >= seq
+    def has_reached_host(self, stream: int, number: int) -> bool:
+        """Whether the host has waited for the work *number* of *stream*, directly or by way of others."""
+        return not self.watching or self._clocks.host_sync_state.get(stream, -1) >= number
+
+    def _told(self) -> StreamSynchronizations:
+        """torch's clocks, after they were told what ran since they were last asked."""
+        for stream, number in self._latest.items():
+            self._clocks.update_seq_num(stream, number)
+        self._latest.clear()
+        return self._clocks
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
-    def launched(self, operator: str, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]) -> int:
-        """*operator* ran on the current stream; its number there. Raises `RaceError`, which shows both accesses."""
-        assert self.handler is not None
+    def launched(
+        self, footprint: Footprint, index: int, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> int:
+        """An operator ran on the current stream of device *index*; its number. Raises `RaceError`, which shows both
+        accesses."""
         with self._lock:
-            read, written = self._ranges(reads), self._ranges(writes)
-            if not read and not written:
-                return self.handler.seq_num
-            index = next(iter(read | written)).card
-            return self._launch(stream_key(index, active.stream(index)), read - written, written, operator)
+            stream = active.stream(index) or -index  # stream_key, written out
+            self._number = self._latest[stream] = number = self._number + 1
+            launch = number, footprint.operator, capture()
+            races: list[UnsynchronizedAccessError] = []
+            for position, name, writes in footprint.tensors:
+                value = args[position] if position < len(args) else kwargs.get(name)
+                if value is not None:
+                    self._touched(value, writes, stream, launch, races)
+            self._touched(result, True, stream, launch, races)
+            if races:
+                raise self._report(races)
+            return number
 
-    def _launch(self, stream: int, read: set[Range], written: set[Range], operator: str) -> int:
-        assert self.handler is not None
-        aliases: dict[Any, list[str]] = {where: [] for where in read | written}
-        handle: Any = self.handler._handle_kernel_launch  # its annotations say int for what it uses as a key only
-        errors = handle(stream, read, written, set(), operator, aliases)
-        for where in read:
-            info = self._info(where)
-            self._hold_against_neighbours(where, info.reads[-1], errors)
-            info.reads = list(
-                {access.stream: access for access in info.reads}.values()
-            )  # the last stands for all before
-        for where in written:
-            self._hold_against_neighbours(where, self._info(where).write, errors)
-        if errors:
-            raise self._report(errors)
-        return self.handler.seq_num
+    def _touched(
+        self, value: Any, writes: bool, stream: int, launch: Launch, races: list[UnsynchronizedAccessError]
+    ) -> None:
+        if not isinstance(value, Tensor):
+            if isinstance(value, list | tuple):
+                for item in value:
+                    self._touched(item, writes, stream, launch, races)
+            return
+        index, nbytes = value.get_device(), value.nbytes
+        if index < 0 or not nbytes:
+            return
+        entry = active.cards[index].entries.get(value.untyped_storage()._cdata)
+        if entry is None:
+            return
+        start: Any = value.storage_offset() * value.element_size()
+        access = stream, start, start + (nbytes if value.is_contiguous() else _extent(value)), writes
+        history = entry.history
+        if history is None:
+            history = entry.history = self._inherited(entry, stream)
+        # noted first and compared afterwards, so that of two threads at least one sees the other
+        history.accesses[access] = history.last = launch
+        if history.stream != stream:
+            history.stream = None
+            races += self._races(entry, history, access, launch)
 
-    def _hold_against_neighbours(self, where: Range, access: Access, errors: list[SynchronizationError]) -> None:
-        """torch's handler has checked the range itself; the same for every other that shares bytes with it."""
-        assert self.handler is not None
-        for other in self._known[where.card, where.block]:
-            if other != where and other.meets(where):
-                info = self._info(other)
-                before = [*info.reads, info.write] if access.type is AccessType.WRITE else [info.write]
-                ordered = self.handler.syncs.is_ordered_after
-                races = [a for a in before if a is not None and not ordered(access.stream, a.seq_num, a.stream)]
-                errors += [UnsynchronizedAccessError(0, None, access, previous) for previous in races]
-
-    def _ranges(self, tensors: Iterable[torch.Tensor]) -> set[Range]:
-        """The bytes of device tensors; host tensors have none."""
-        found: set[Range] = set()
-        for tensor in tensors:
-            index = tensor.get_device()
-            entry = active.card(index).entries.get(tensor.untyped_storage()._cdata) if index >= 0 else None
-            if entry is not None and tensor.numel():
-                block = entry.block.address
-                start = block + int(tensor.storage_offset()) * tensor.element_size()
-                found.add(self._remember(Range(index, block, start, start + _extent(tensor))))
-        return found
-
-    def _remember(self, where: Range) -> Range:
-        known = self._known.setdefault((where.card, where.block), [])
-        if where not in known:
-            known.append(where)
-        return where
-
-    def _info(self, where: Range) -> Any:
-        assert self.handler is not None
-        tensors: Any = self.handler.tensors_accessed
-        if where not in tensors.accesses:
-            tensors.create_tensor(where, None)
-        return tensors.accesses[where]
+    def _races(
+        self, entry: Entry, history: History, access: Access, launch: Launch
+    ) -> Iterator[UnsynchronizedAccessError]:
+        """One for each access by another stream to the same bytes that nothing orders before *access*."""
+        stream, start, end, writes = access
+        ordered = self._told().is_ordered_after
+        for earlier, its_launch in history.accesses.items():
+            other, its_start, its_end, wrote = earlier
+            meets = other != stream and (writes or wrote) and its_start < end and start < its_end
+            if meets and not ordered(stream, its_launch[0], other):
+                address = entry.block.address
+                place: Any = f"fakegpu:{entry.card.index} {address + start:#x} to {address + end:#x}"
+                yield UnsynchronizedAccessError(place, None, _reported(access, launch), _reported(earlier, its_launch))
 
     def refuse(self, misuse: str) -> NoReturn:
         """Raise for what is wrong in itself, whatever else happens."""
@@ -203,43 +197,75 @@ class Sanitizer:
         self.found.append(race)
         raise race
 
-    def _report(self, errors: list[SynchronizationError]) -> RaceError:
-        text = "\n\n".join(str(error) for error in errors).replace("CSAN detected", "the sanitizer detected")
+    def _report(self, races: list[UnsynchronizedAccessError]) -> RaceError:
+        text = "\n\n".join(str(race) for race in races).replace("CSAN detected", "the sanitizer detected")
         race = RaceError(
             f"{text}\nWhat is missing is a wait_stream, wait_event, record_stream or synchronize between the two."
         )
         self.found.append(race)
         return race
 
+    def let_go(self) -> None:
+        """The end: what was found stays, but without the frames, whose locals hold tensors of the devices."""
+        for race in self.found:
+            race.__traceback__ = None
+
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def allocated(self, card: FakeDevice, block: Block) -> None:
-        """What other streams still do with the memory of *block* is held against its new owner."""
-        if self.handler is None:
-            return
-        with self._lock:
-            where = whole(card.index, block)
-            freed = self._freed.get((card.index, block.segment.address), ())
-            inherited = [access for range, accesses in freed if range.meets(where) for access in accesses]
-            if inherited:
-                self._info(self._remember(where)).reads.extend(inherited)
+    def _inherited(self, entry: Entry, stream: int) -> History:
+        """The history of memory that *stream* is the first to touch: what was done with it before it was freed.
 
-    def freed(self, card: FakeDevice, block: Block) -> None:
-        """Remember what streams did with *block*, but for those that ``record_stream`` makes it wait for."""
-        if self.handler is None:
+        The stream that owns a block gets it back without asking, so what that stream did matters only if another one
+        comes first.
+        """
+        block = entry.block
+        segment, owner = block.segment, stream_key(entry.card.index, block.stream)
+        history = History(owner, stream)
+        if stream != owner or segment.left_by_others:
+            left = segment.left_by_others if stream == owner else segment.left_by_others | segment.left_by_owner
+            start, end = block.address, block.address + block.size
+            for (other, its_start, its_end, wrote), launch in left.copy().items():
+                if its_start < end and start < its_end:
+                    history.accesses[other, its_start - start, its_end - start, wrote] = launch
+                    history.stream = None
+        return history
+
+    def freed(self, block: Block, history: History) -> None:
+        """Remember what streams did with the memory, but for those that ``record_stream`` makes it wait for.
+
+        Called by a garbage collection in the middle of anything, so it takes no lock and stores in one step; who looks
+        at what is stored looks at a copy.
+        """
+        start, end, segment, owner = block.address, block.address + block.size, block.segment, history.owner
+        if history.stream == owner:
+            segment.left_by_owner[owner, start, end, False] = history.last
             return
-        with self._lock:
-            waits_for = {stream_key(card.index, stream) for stream in block.uses or ()}
-            accesses = []
-            for range in self._known.pop((card.index, block.address), ()):
-                info = self._info(range)
-                accesses += [*info.reads, *([info.write] if info.write else [])]
-                del self.handler.tensors_accessed.accesses[range]  # type: ignore[arg-type]
-            others = {access.stream: access for access in accesses if access.stream not in waits_for}
-            here = whole(card.index, block)
-            bucket = (card.index, block.segment.address)
-            kept = [item for item in self._freed.get(bucket, ()) if not item[0].meets(here)]
-            self._freed[bucket] = [*kept, (here, list(others.values()))] if others else kept
+        last: dict[int, Launch] = {}
+        for (stream, *_), launch in history.accesses.copy().items():
+            last[stream] = max(last.get(stream, launch), launch, key=_number)
+        for stream in block.uses or ():
+            last.pop(stream, None)
+        for stream, launch in last.items():
+            left = segment.left_by_owner if stream == owner else segment.left_by_others
+            left[stream, start, end, False] = launch
+            if len(left) >= _MANY and not len(left) & (len(left) - 1):  # at every power of two
+                for access, before in left.copy().items():
+                    if self.has_reached_host(access[0], before[0]):
+                        left.pop(access, None)
+
+
+class Footprint:
+    """Which arguments of an operator are tensors, or lists of them, and which of these are written."""
+
+    __slots__ = ("operator", "tensors")
+
+    def __init__(self, op: Any) -> None:
+        self.operator = str(op)
+        self.tensors = [
+            (position, argument.name, argument.alias_info is not None and argument.alias_info.is_write)
+            for position, argument in enumerate(op._schema.arguments)
+            if "Tensor" in str(argument.type)
+        ]
 
 
 def stream_key(index: int, stream: int) -> int:
@@ -247,49 +273,21 @@ def stream_key(index: int, stream: int) -> int:
     return stream or -index
 
 
-def whole(index: int, block: Block) -> Range:
-    return Range(index, block.address, block.address, block.address + block.size)
+def _reported(access: Access, launch: Launch) -> Reported:
+    number, operator, captured = launch
+    stack: Any = Stack(captured)
+    return Reported(AccessType.WRITE if access[-1] else AccessType.READ, number, access[0], operator, [], False, stack)
 
 
-def accessed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[list[Any], list[Any]]:
-    """(tensors read, tensors written) by an operator with *schema*: arguments marked as written and fresh results."""
-    reads: list[torch.Tensor] = []
-    writes: list[torch.Tensor] = []
-    key = (schema.name, schema.overload_name)  # a schema with a list as a default cannot be hashed
-    if key not in _arguments:
-        _arguments[key] = _written(schema)
-    written, names = _arguments[key]
-    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-        if type(value) not in _PLAIN:
-            (writes if name in written else reads).extend(_tensors(value))
-    writes.extend(_tensors(result))
-    return reads, writes
+def _number(launch: Launch) -> int:
+    return launch[0]
 
 
-_PLAIN = frozenset((int, float, bool, type(None), str))
+_MANY = 64
+_PASSING = 0  # no event of anybody has this number
 
 
-_arguments: dict[tuple[str, str], tuple[frozenset[str], tuple[str, ...]]] = {}
-
-
-def _written(schema: Any) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(arguments that are written, all positional arguments) by name."""
-    arguments = schema.arguments
-    written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
-    return frozenset(written), tuple(argument.name for argument in arguments)
-
-
-def _extent(tensor: torch.Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """Bytes from the first to the last element, both included."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
     reach = int(sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)))
     return (reach + 1) * tensor.element_size()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []

@@ -151,6 +151,19 @@ def _reuse_what_another_stream_reads(side: torch.Stream, *, record: bool) -> lis
     return torch.ones(4096, device="fakegpu").tolist()
 
 
+def test_memory_that_a_stream_was_given_may_still_be_used_by_the_one_that_freed_it(side: torch.Stream) -> None:
+    ones = torch.ones(4096, device="fakegpu")
+    del ones
+    reused = torch.empty(4096, device="fakegpu")  # the default stream may write it at once, but not another one
+    with side, pytest.raises(RaceError, match="aten.fill_"):
+        reused.fill_(2)
+    side.wait_stream(current())
+    with side:
+        reused.fill_(3)
+    side.synchronize()
+    assert reused.tolist() == [3] * 4096
+
+
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +261,18 @@ def test_default_streams_of_two_devices_are_two_streams(fake_device: FakeDevice)
     second.synchronize()
     assert twice.tolist() == [2] * 4
     assert first != second
+
+
+@pytest.mark.fake_device(count=2)
+def test_a_copy_between_devices_is_ordered_with_the_current_streams_of_both(fake_device: FakeDevice) -> None:
+    side = torch.fakegpu.Stream(device=0)
+    ones = torch.ones(4, device="fakegpu:0")
+    there = ones.to("fakegpu:1", non_blocking=True)
+    assert (there + 1).tolist() == [2] * 4  # the stream of the target has waited
+    ones.add_(1)
+    with side, pytest.raises(RaceError, match="copy_|add_"):
+        ones.to("fakegpu:1", non_blocking=True)
+    assert there.tolist() == [1] * 4
 
 
 def test_an_operator_with_a_list_as_a_default_is_watched_too(fake_device: FakeDevice) -> None:

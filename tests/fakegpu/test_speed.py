@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_park.benchmarks.models import MODELS, Model
-from pytest_park.benchmarks.ratios import ratio
+from pytest_park.benchmarks.ratios import ratio, watched_and_not
 from pytest_park.fakegpu import FakeDevice
 
 
@@ -33,6 +33,17 @@ def test_an_operator_is_four_times_faster_than_on_tensors_without_data(fake_devi
             return without_data + without_data
 
     assert ratio(fake_tensors, lambda: weight + weight, calls=200) > 4
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@torch.no_grad()
+def test_watching_several_streams_costs_less_than_the_forward_itself(
+    fake_device: FakeDevice, build: Callable[[], Model]
+) -> None:
+    model = build()
+    there = copy.deepcopy(model.module).to(fake_device.device)
+    torch.Stream(device=fake_device.device)
+    assert ratio(*watched_and_not(lambda: model.run(there, fake_device.device))) < 2
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
