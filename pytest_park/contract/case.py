@@ -30,6 +30,7 @@ class Case:
         _require_a_component(parkable)
         self.device = Device(parkable.device, parkable.fake_device)
         self.expected_output = self._first_outputs()
+        self.device.synchronize()  # a layer that is still being prefetched may be read from here on
         self.streamed = frozenset(map(id, streamed_parameters(parkable)))
         self.before = self.snapshot()
         self.bytes = sum(self.storages().values())

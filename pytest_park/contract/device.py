@@ -115,6 +115,10 @@ class Device:
         """What the driver has free and what the allocator reserved without using it."""
         return int(self._module.mem_get_info(self.device)[0]) + self._unused()
 
+    def synchronize(self) -> None:
+        """Wait for all that the device has to do."""
+        self._module.synchronize(self.device)
+
     # -- scarcity -----------------------------------------------------------------------------------------------------
 
     def set_headroom(self, wanted: int, *, in_allocator: int | None = None) -> None:

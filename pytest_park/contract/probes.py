@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .case import streamed_parameters
 from .parkable import Parkable
 from .subclass import Pair
 
@@ -107,7 +108,9 @@ def plain(device: torch.device, width: int = 64, layers: int = 2) -> Probe:
 
 
 def _named(parkable: Parkable) -> list[torch.nn.Parameter]:
-    return list(parkable.module.parameters())
+    """The weights that can be parked, each once: streamed layers may be placeholders, or views of a flat buffer."""
+    streamed = {id(parameter) for parameter in streamed_parameters(parkable)}
+    return [parameter for parameter in parkable.module.parameters() if id(parameter) not in streamed]
 
 
 def _never(parkable: Parkable) -> bool:
@@ -227,8 +230,8 @@ def _tied_modules(device: torch.device) -> Probe:
 
 
 def _several_names(parkable: Parkable) -> bool:
-    named = list(parkable.module.named_parameters(remove_duplicate=False))
-    return len(named) > len({id(parameter) for _, parameter in named})
+    named = [id(parameter) for _, parameter in parkable.module.named_parameters(remove_duplicate=False)]
+    return any(named.count(id(parameter)) > 1 for parameter in _named(parkable))
 
 
 def _shared(*, buffers: bool) -> Callable[[Parkable], bool]:
