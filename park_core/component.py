@@ -16,8 +16,8 @@ from park_core.layerwise import LayerwiseOffloadManager, find_layers
 from park_core.parked_tensor import show
 from park_core.parking import Parking, moving, use_lock
 from park_core.report import ParkReport, RestoreReport
-from park_core.storage import StorageGroup
-from park_core.survey import owned_tensors, survey
+from park_core.survey import Survey, owned_tensors, survey
+from park_core.wrappers import follow_inner_tensors
 
 __all__ = ["OffloadedComponent", "configure", "disable", "offload_of"]
 
@@ -42,7 +42,7 @@ class OffloadedComponent:
         self.name, self.config, self.device = name, config, device
         self.managers: list[LayerwiseOffloadManager] = []
         self.parking = Parking(module, name, config, device)
-        before = survey(module, name).resident
+        before = survey(module, name)
         try:
             for layers in layer_names:
                 manager = LayerwiseOffloadManager(module, layers, device=device, config=config, component_name=name)
@@ -53,13 +53,15 @@ class OffloadedComponent:
             traceback.clear_frames(failure.__traceback__)
             raise
 
-    def _undo(self, before: dict[StorageGroup, torch.UntypedStorage]) -> None:
+    def _undo(self, before: Survey) -> None:
         """Configuring failed: what was resident before is so again, on the device or on the host."""
         for manager in self.managers:
             manager.remove()
-        for group, storage in before.items():
+        for group, storage in before.resident.items():
             group.device, group.host, group.streamed = storage.device, None, False
             show(group, storage)
+        for wrapper in before.wrappers:
+            follow_inner_tensors(wrapper)
         refresh_guards(self.parking.module)
         self.parking.retire()
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from park_core.errors import WeightsParkedError
 from park_core.parked_tensor import ParkedTensor, remedy
+from park_core.wrappers import inner_tensors
 
 __all__ = ["refresh_guards"]
 
@@ -33,9 +34,10 @@ def refresh_guards(component: nn.Module) -> None:
 
 def _parked_weight(module: nn.Module) -> ParkedTensor | None:
     """A parked weight that ``module`` itself owns. Streamed layers are not meant: their manager loads them in time."""
-    for tensor in chain(module._parameters.values(), module._buffers.values()):
-        if isinstance(tensor, ParkedTensor) and not tensor._parked.group.streamed:
-            return tensor
+    for owned in chain(module._parameters.values(), module._buffers.values()):
+        for _, tensor in () if owned is None else inner_tensors("", owned):
+            if isinstance(tensor, ParkedTensor) and not tensor._parked.group.streamed:
+                return tensor
     return None
 
 

@@ -99,7 +99,7 @@ class LayerwiseOffloadManager:
             arrivals = {
                 g: s for g, s in found.resident.items() if g in mine and not g.streamed and g not in found.buffers
             }
-            with parked_in_place(arrivals, self.device):
+            with parked_in_place(arrivals, self.device, found.wrappers):
                 pass
             new = [*arrivals, *(g for g in found.parked if g in mine and g not in self._groups[mine[g]])]
             for index in {mine[group] for group in new}:

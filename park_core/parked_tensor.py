@@ -11,6 +11,10 @@ own ``UninitializedParameter`` does. While parked it *tells the truth* about its
 * deepcopy and pickle: an independent tensor on the device, as if the weight had been resident;
 * anything else: ``WeightsParkedError``, before a kernel can see the placeholder. A streamed weight that is used apart
   from the forward of its layer is loaded instead, with its layer.
+
+So does a tensor *inside* a wrapper. The wrapper works below torch functions, so there is no placeholder in it, but a
+tensor without bytes that answers the same in ``__torch_dispatch__``; only ``detach()`` is a parked tensor too, of the
+same bytes, so that a wrapper can be detached.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from torch import Tensor
 
 from park_core.errors import WeightsParkedError
 from park_core.host_copy import HostCopy
-from park_core.storage import GroupState, StorageGroup, View, bytes_of, settle
+from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of, settle
+from park_core.wrappers import swap_contents
 
 __all__ = ["ParkedTensor", "hide", "is_parked", "parked_group", "show", "truth"]
 
@@ -40,7 +45,7 @@ _OWN = _names("""
     device is_cuda is_cpu is_meta is_xpu is_mps get_device dtype layout is_floating_point is_complex is_signed is_sparse
     is_quantized is_nested is_mkldnn is_shared is_inference is_leaf requires_grad requires_grad_ grad grad_fn
     retains_grad register_hook register_post_accumulate_grad_hook _backward_hooks _post_accumulate_grad_hooks _version
-    _use_count name names _is_view _base untyped_storage _typed_storage _has_compatible_shallow_copy_type __hash__
+    _use_count name names _is_view _base _typed_storage _has_compatible_shallow_copy_type __hash__
 """)
 # ... what it answers as the weight that it stands for, ...
 _METADATA = _names("""
@@ -48,7 +53,7 @@ _METADATA = _names("""
     storage_offset is_non_overlapping_and_dense dim_order
 """)
 # ... and what makes a weight of another kind of it.
-_CONVERSIONS = _names("to type type_as float double half bfloat16 int long short char byte bool cpu cuda xpu")
+_CONVERSIONS = _names("to _to_copy type type_as float double half bfloat16 int long short char byte bool cpu cuda xpu")
 
 
 class Parked(NamedTuple):
@@ -69,31 +74,14 @@ class ParkedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = _name_of(func)
-        first = args[0] if args else None
-        with torch._C.DisableTorchFunctionSubclass():
-            if name in _OWN:
-                return func(*args, **kwargs)
-            if isinstance(first, ParkedTensor):
-                if name in _METADATA:
-                    return func(truth(first), *args[1:], **kwargs)
-                if name == "detach":
-                    return _expose(first)
-                if name == "copy_":
-                    func(_expose(first), *(truth(a) if is_parked(a) else a for a in args[1:]), **kwargs)
-                    return first
-                if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
-                    return _converted(first, func, args[1:], kwargs)
-        parked = list(_parked_among([*args, *kwargs.values()]))
-        for tensor in parked:
-            if not is_parked(tensor):  # it came with the layer of another one
-                continue
-            if (load := tensor._parked.group.load) is not None:
-                load()
-            if is_parked(tensor):
-                raise _refusal(name, tensor)
-        return func(*args, **kwargs)
+        return _answer(_name_of(func), func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Asked only of a tensor inside a wrapper."""
+        return _answer(_name_of(func), func, args, kwargs or {})
 
     @property
     def data(self) -> Tensor:
@@ -114,6 +102,39 @@ class ParkedTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         group, view, _ = self._parked
         return f"<{view.name!r} of {group.component!r}: parked, {tuple(view.shape)}, {self.dtype}, {self.device}>"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+def _answer(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the module's docstring says, for an operation with a parked tensor among its arguments."""
+    first = args[0] if args else None
+    with torch._C.DisableTorchFunctionSubclass():
+        if name in _OWN:
+            return func(*args, **kwargs)
+        if isinstance(first, ParkedTensor):
+            if name in _METADATA:
+                return func(truth(first), *args[1:], **kwargs)
+            if name == "untyped_storage":
+                return func(first._parked.placeholder)
+            if name in ("detach", "alias"):
+                return _alias(first) if first._parked.view.inner else _expose(first)
+            if name == "clone" and first._parked.view.inner:  # how a wrapper is copied
+                return _independent(first)
+            if name == "copy_":
+                func(_expose(first), *(truth(a) if is_parked(a) else a for a in args[1:]), **kwargs)
+                return first
+            if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
+                return _converted(first, func, args[1:], kwargs)
+    for tensor in list(_parked_among([*args, *kwargs.values()])):
+        if not is_parked(tensor):  # it came with the layer of another one
+            continue
+        if (load := tensor._parked.group.load) is not None:
+            load()
+        if is_parked(tensor):
+            raise _refusal(name, tensor)
+    return func(*args, **kwargs)
 
 
 def is_parked(tensor: object) -> bool:
@@ -138,6 +159,16 @@ def _expose(tensor: Tensor) -> Tensor:
     return truth(tensor)
 
 
+def _alias(tensor: ParkedTensor) -> Tensor:
+    """Another parked tensor over the same bytes: a detached wrapper must be on the device of the first one."""
+    group, view, shown = tensor._parked
+    alias = torch.empty_like(shown)
+    seen = replace(view, ref=weakref.ref(alias))
+    hide_one(alias, group, seen)
+    group.views = [known for known in group.views if known.ref() is not None] + [seen]
+    return alias
+
+
 def hide(group: StorageGroup) -> None:
     """RESIDENT or half hidden -> PARKED: every member shows the placeholder. Needs the host copy; allocates nothing."""
     assert group.host is not None
@@ -148,10 +179,14 @@ def hide(group: StorageGroup) -> None:
 
 def hide_one(tensor: Tensor, group: StorageGroup, view: View) -> None:
     shown = placeholder(group.device, view.dtype, view.inference)
-    _set_data(tensor, shown)
+    cls = type(tensor) if isinstance(tensor, ParkedTensor) else _parked_class(type(tensor))
+    if view.inner:
+        swap_contents(tensor, _without_bytes(cls, view, group.device))
+    else:
+        _set_data(tensor, shown)
     tensor._parked = Parked(group, view, shown)  # type: ignore[attr-defined]
-    if not isinstance(tensor, ParkedTensor):
-        tensor.__class__ = _parked_class(type(tensor))
+    if tensor.__class__ is not cls:
+        tensor.__class__ = cls
 
 
 def show(group: StorageGroup, memory: Tensor | torch.UntypedStorage) -> None:
@@ -159,19 +194,23 @@ def show(group: StorageGroup, memory: Tensor | torch.UntypedStorage) -> None:
     storage = memory.untyped_storage() if isinstance(memory, Tensor) else memory
     whole = group.whole
     for view, tensor in group.tensors():
-        _unveil(tensor)
-        if view is whole and isinstance(memory, Tensor) and view.describes(memory):
-            tensor.data = memory
+        if view is whole and isinstance(memory, Tensor) and view.describes(memory) and not view.inner:
+            _unveil(tensor, view, memory)
         else:
-            tensor.data = view.over(storage)
+            _unveil(tensor, view, view.over(storage))
     settle(group, storage)
     group.state = GroupState.RESIDENT
 
 
-def _unveil(tensor: Tensor) -> None:
+def _unveil(tensor: Tensor, view: View, value: Tensor) -> None:
+    """Make it a normal tensor with the bytes of ``value``, whether it is parked or half of it."""
     if isinstance(tensor, ParkedTensor):
         tensor.__class__ = type(tensor).__mro__[2]
         del tensor._parked
+    if view.inner:
+        swap_contents(tensor, value)
+    else:
+        tensor.data = value
 
 
 _placeholders: weakref.WeakValueDictionary[tuple[torch.device, torch.dtype, bool], Tensor] = (
@@ -193,6 +232,20 @@ def _parked_class(cls: type) -> type:
     return type(f"Parked{cls.__name__}", (ParkedTensor, cls), {"__slots__": (), "__module__": cls.__module__})
 
 
+def _without_bytes(cls: type, view: View, device: torch.device) -> Tensor:
+    """A tensor that looks like the view, holds no memory, and leaves every operation to ``cls``."""
+    with torch.inference_mode(view.inference):
+        return Tensor._make_wrapper_subclass(
+            cls,
+            view.shape,
+            strides=view.stride,
+            storage_offset=view.offset,
+            dtype=view.dtype,
+            device=device,
+            storage_size=0,
+        )
+
+
 def _set_data(tensor: Tensor, value: Tensor) -> None:
     """``tensor.data = value`` for parked tensors too."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -200,11 +253,11 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 
 
 def _name_of(func: Callable[..., Any]) -> str:
-    """``shape`` for the getter of ``Tensor.shape``, ``add_`` for ``Tensor.add_`` and ``torch.ops.aten.add_``."""
+    """``shape`` for the getter of ``Tensor.shape``, ``add_`` for ``Tensor.add_`` and ``torch.ops.aten.add_.Tensor``."""
     name = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__", "__delete__"):
         return getattr(getattr(func, "__self__", None), "__name__", name)
-    return name
+    return name.partition(".")[0]
 
 
 def _parked_among(values: Iterable[Any]) -> Iterator[ParkedTensor]:
@@ -228,20 +281,21 @@ def remedy(group: StorageGroup) -> str:
 
 def _converted(tensor: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Tensor:
     """What ``.to(...)`` makes of a parked tensor: itself, a parked tensor of another kind, or the values on the CPU."""
+    group, view, _ = tensor._parked  # type: ignore[attr-defined]
     probe = func(torch.empty(0, dtype=tensor.dtype, device=tensor.device), *args, **kwargs)
-    if probe.device == tensor.device and probe.dtype == tensor.dtype and not kwargs.get("copy"):
+    same = probe.device == tensor.device and probe.dtype == tensor.dtype
+    if same and not kwargs.get("copy") and _name_of(func) != "_to_copy":
         return tensor
     values = truth(tensor).to(dtype=probe.dtype, copy=True)
-    if probe.device.type == "cpu":
-        values._moved_to_host = True  # type: ignore[attr-defined]  # so that `.data =` can tell a move from a write
+    if probe.device.type == "cpu":  # so that `.data =` can tell a move from a write
+        _settle(group.component, values, moved=True)
         return values
-    group, view, _ = tensor._parked  # type: ignore[attr-defined]
-    return _parked_from(probe, values, group, view.name, probe.device)
+    return _parked_from(probe, values, group, view, probe.device)
 
 
-def _parked_from(tensor: Tensor, values: Tensor, like: StorageGroup, name: str, device: torch.device) -> Tensor:
+def _parked_from(tensor: Tensor, values: Tensor, like: StorageGroup, seen: View, device: torch.device) -> Tensor:
     """Make ``tensor`` a parked tensor whose value is ``values`` (host), alone in a group of its own."""
-    view = replace(View.of(values, name), ref=weakref.ref(tensor))
+    view = replace(View.of(values, seen.name), ref=weakref.ref(tensor), inner=seen.inner)
     host = HostCopy(values.untyped_storage())
     group = StorageGroup(like.component, device, host.storage.nbytes(), GroupState.PARKED, [view], host)
     group.streamed, group.load = like.streamed, like.load
@@ -254,16 +308,20 @@ def _replace(tensor: Tensor, value: Tensor) -> None:
     group, view, _ = tensor._parked  # type: ignore[attr-defined]
     group.views.remove(view)
     if isinstance(value, ParkedTensor):  # a conversion of this or another parked tensor
-        _parked_from(tensor, truth(value), group, view.name, value.device)
+        _parked_from(tensor, truth(value), group, view, value.device)
         return
-    moved = getattr(value, "_moved_to_host", False)
-    if value.device.type == "cpu" != group.device.type and not moved:  # a new value, written on the host
-        _parked_from(tensor, value, group, view.name, group.device)
+    known = group_of(value.untyped_storage())
+    if value.device.type == "cpu" != group.device.type and not (known and known.moved):  # a new value, on the host
+        _parked_from(tensor, value, group, view, group.device)
         return
-    _unveil(tensor)
-    tensor.data = value
+    _unveil(tensor, view, value.detach())
+    if known is None:
+        _settle(group.component, value)
+
+
+def _settle(component: str, value: Tensor, *, moved: bool = False) -> None:
     storage = value.untyped_storage()
-    settle(StorageGroup(group.component, value.device, storage.nbytes(), moved=moved), storage)
+    settle(StorageGroup(component, value.device, storage.nbytes(), moved=moved), storage)
 
 
 def _independent(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from park_core.placement import placed
 from park_core.report import ParkDecision, ParkReport, RestoreReport, Skipped
 from park_core.storage import GroupState, StorageGroup
 from park_core.survey import Survey, plain_tensors, survey, viewed_elsewhere
-from park_core.transfer import Transfer, backend_of, transfer
+from park_core.transfer import Transfer, synchronize, transfer
 
 __all__ = ["Parking", "moving", "use_lock"]
 
@@ -73,6 +73,8 @@ class Parking:
         self._parked: list[weakref.ref[StorageGroup]] = []
         with moving:
             found = survey(module, component)
+            for group in found.resident:
+                group.moved = False  # the user says anew where it belongs
             self._hold([*found.resident, *found.parked])
             _parkings.add(self)
 
@@ -150,7 +152,7 @@ class Parking:
         copies: dict[StorageGroup, HostCopy] = {}
         placeholders = [placeholder(g.device, v.dtype, v.inference) for g in movable for v in g.views]
         for device in {group.device for group in movable}:
-            backend_of(device).synchronize(device)  # a side stream may still read what is about to be freed
+            synchronize(device)  # a side stream may still read what is about to be freed
         try:
             current = self._fingerprints(movable)
             stale = [g for g in movable if g.host is None or not g.host.fingerprint == current[g] is not None]

@@ -41,7 +41,10 @@ class GroupState(Enum):
 
 @dataclass(slots=True, eq=False)  # not frozen, which would double the time it takes to make ten thousand of them
 class View:
-    """How one tensor looks at the bytes of its group; enough to make it again, exactly. Never changed."""
+    """How one tensor looks at the bytes of its group; enough to make it again, exactly. Never changed.
+
+    ``inner``: the tensor is inside a wrapper.
+    """
 
     ref: weakref.ref[Tensor]
     name: str
@@ -51,9 +54,10 @@ class View:
     offset: int
     inference: bool
     contiguous: bool
+    inner: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor, name: str) -> View:
+    def of(cls, tensor: Tensor, name: str, inner: bool = False) -> View:
         return cls(
             weakref.ref(tensor),
             name,
@@ -63,6 +67,7 @@ class View:
             int(tensor.storage_offset()),
             tensor.is_inference(),
             tensor.is_contiguous(),
+            inner,
         )
 
     def describes(self, memory: Tensor) -> bool:
@@ -119,7 +124,7 @@ class StorageGroup:
     @property
     def name(self) -> str:
         """The names of its members, for people."""
-        return " = ".join(view.name for view in self.views if view.name)
+        return " = ".join(dict.fromkeys(view.name for view in self.views if view.name))
 
 
 # Keyed by the storage's Python object, which torch keeps as long as the storage: an entry goes away with the memory.

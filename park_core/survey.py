@@ -13,17 +13,26 @@ from torch import Tensor, nn
 from park_core.parked_tensor import parked_group
 from park_core.report import Skipped
 from park_core.storage import StorageGroup, View, group_of, settle
+from park_core.wrappers import inner_tensors, size_of, wraps_others
 
 __all__ = ["Member", "Survey", "owned_tensors", "plain_tensors", "survey", "viewed_elsewhere"]
 
 
 class Member(NamedTuple):
-    """A tensor in the tree of a component, under one of its names."""
+    """A tensor in the tree of a component, under one of its names; or, ``inner``, one inside such a tensor."""
 
     name: str
     tensor: Tensor
     owner: nn.Module
     is_buffer: bool
+    inner: bool = False
+
+    def parts(self) -> list[Member]:
+        """The tensors that hold its bytes: mostly itself."""
+        if type(self.tensor) in (nn.Parameter, Tensor):
+            return [self]
+        found = inner_tensors(self.name, self.tensor)
+        return [self._replace(name=name, tensor=part, inner=part is not self.tensor) for name, part in found]
 
 
 @dataclass(slots=True)
@@ -35,6 +44,7 @@ class Survey:
         parked: groups of which only the host copy exists.
         owners: the modules that own members of a group.
         buffers: groups made of buffers only.
+        wrappers: tensors that wrap others, whose bytes are in groups.
         skipped: tensors that cannot move as bytes of a storage, and why.
         refusal: why the component must not be touched at all; empty if it may.
     """
@@ -43,6 +53,7 @@ class Survey:
     parked: list[StorageGroup] = field(default_factory=list)
     owners: dict[StorageGroup, list[nn.Module]] = field(default_factory=dict)
     buffers: set[StorageGroup] = field(default_factory=set)
+    wrappers: list[Tensor] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     refusal: str = ""
 
@@ -59,7 +70,7 @@ def owned_tensors(component: nn.Module) -> Iterator[Member]:
 def plain_tensors(component: nn.Module) -> list[Skipped]:
     """Tensors on a device that are mere attributes of a module: nobody moves them, so they are named."""
     return [
-        Skipped(f"{path}.{name}" if path else name, "a plain attribute, neither parameter nor buffer", _size_of(value))
+        Skipped(f"{path}.{name}" if path else name, "a plain attribute, neither parameter nor buffer", size_of(value))
         for path, module in component.named_modules()
         for name, value in vars(module).items()
         if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
@@ -70,20 +81,24 @@ def survey(component: nn.Module, name: str) -> Survey:
     """Look at every tensor of the component once. Changes nothing, allocates nothing."""
     found = Survey(refusal=_fsdp_refusal(component))
     by_storage: dict[torch.UntypedStorage, list[Member]] = {}
-    for member in owned_tensors(component):
-        if (group := parked_group(member.tensor)) is not None:
-            if group not in found.owners:
-                found.parked.append(group)
-            found.owners.setdefault(group, []).append(member.owner)
-        elif reason := _immovable(member.tensor):
-            found.skipped.append(Skipped(member.name, reason, _size_of(member.tensor)))
-        elif not (storage := member.tensor.untyped_storage()):
-            found.skipped.append(Skipped(member.name, "it is empty"))
-        else:
-            by_storage.setdefault(storage, []).append(member)
-            if (base := member.tensor._base) is not None:  # autograd keeps the base of a view, and its bytes, alive
-                by_storage[storage].append(member._replace(name="", tensor=base))
-        found.refusal = found.refusal or _refusal(member)
+    for owned in owned_tensors(component):
+        found.refusal = found.refusal or _refusal(owned)
+        members = owned.parts()
+        if members[0].inner:
+            found.wrappers.append(owned.tensor)
+        for member in members:
+            if (group := parked_group(member.tensor)) is not None:
+                if group not in found.owners:
+                    found.parked.append(group)
+                found.owners.setdefault(group, []).append(member.owner)
+            elif reason := _immovable(member):
+                found.skipped.append(Skipped(member.name, reason, size_of(member.tensor)))
+            elif not (storage := member.tensor.untyped_storage()):
+                found.skipped.append(Skipped(member.name, "it is empty"))
+            else:
+                by_storage.setdefault(storage, []).append(member)
+                if (base := member.tensor._base) is not None:  # autograd keeps the base of a view, and its bytes, alive
+                    by_storage[storage].append(member._replace(name="", tensor=base))
     for storage, members in by_storage.items():
         group = _resident_group(storage, members, name)
         found.resident[group] = storage
@@ -100,7 +115,7 @@ def _resident_group(storage: torch.UntypedStorage, members: list[Member], compon
         group = StorageGroup(component, storage.device, storage.nbytes())
         settle(group, storage)
     if len(members) == 1 and len(group.views) <= 1 and not any(t is not members[0].tensor for _, t in group.tensors()):
-        group.views = [View.of(members[0].tensor, members[0].name)]  # nearly always
+        group.views = [View.of(members[0].tensor, members[0].name, members[0].inner)]  # nearly always
         return group
     tensors: dict[int, Member] = {}
     for member in members:
@@ -110,7 +125,7 @@ def _resident_group(storage: torch.UntypedStorage, members: list[Member], compon
         for view, tensor in group.tensors()
         if id(tensor) not in tensors and parked_group(tensor) is None and tensor.untyped_storage() is storage
     ]
-    group.views = [View.of(member.tensor, member.name) for member in tensors.values()] + elsewhere
+    group.views = [View.of(member.tensor, member.name, member.inner) for member in tensors.values()] + elsewhere
     return group
 
 
@@ -122,23 +137,17 @@ def viewed_elsewhere(group: StorageGroup, storage: torch.UntypedStorage) -> bool
     return torch._C._storage_Use_Count(storage._cdata) > len(group.views) + 1
 
 
-def _size_of(tensor: Tensor) -> int:
-    """Bytes that it takes; of a tensor that wraps others, what those take: its own dtype is only a promise."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        return sum(_size_of(getattr(tensor, name)) for name in names)
-    return 0 if nn.parameter.is_lazy(tensor) or tensor.is_meta else tensor.nbytes
-
-
-def _immovable(tensor: Tensor) -> str:
+def _immovable(member: Member) -> str:
     """Why this tensor is not a strided view of the bytes of one storage."""
-    cls = type(tensor)
-    if cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-        return f"its class {cls.__name__} wraps other tensors"
+    tensor = member.tensor
+    if wraps_others(tensor):
+        return f"its class {type(tensor).__name__} wraps other tensors and does not tell which"
     if tensor.is_meta or nn.parameter.is_lazy(tensor):
         return "it has no data"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return f"its layout ({tensor.layout}, quantized, conjugated or negated) is more than bytes and strides"
+    if member.inner and (tensor.grad_fn or tensor.grad is not None or tensor._use_count() > 1):  # type: ignore[attr-defined]
+        return "it is inside a wrapper, and autograd holds it"
     return ""
 
 
