@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_park import reporting
+from pytest_park import leaks, reporting
 from pytest_park.marks import fake_device_wish
 from pytest_park.options import park_options
 from pytest_park.selection import find_real_gpus
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 def fake_device(request: pytest.FixtureRequest) -> Iterator[FakeDevice]:
     """A fake accelerator, for the length of the test: ``fake_device.device`` is where to put modules and tensors.
 
-    Its memory is that of ``@pytest.mark.fake_device(memory="8 GiB", count=1)``, else of ``--park-fake-memory``.
+    Its memory is that of ``@pytest.mark.fake_device(memory="8 GiB", count=1)``, else of ``--park-fake-memory``. Memory
+    that outlives a test that passed is an error of the test, see ``--park-fake-leaks``.
     """
     from pytest_park.fakegpu import activate
 
-    options = park_options(request.config)
-    memory, count = fake_device_wish(request.node, memory=options.fake_memory, count=options.fake_count)
-    with activate(memory=memory, count=count) as device:
+    wish = fake_device_wish(request.node)
+    with activate(memory=wish.memory, count=wish.count) as device:
+        if wish.leaks == "error":
+            leaks.watch(request.node, device)
         reporting.note_device(request.config, device, name="fake device")
         yield device
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 
+from pytest_park.options import Leaks, leaks_named, park_options
 from pytest_park.sizes import parse_size
 
 HELP: Final = (
     "real_gpu(*, vendor=None, count=1, memory=None): the test needs real GPUs and runs only under --real-gpu; vendor "
     "is nvidia, amd, intel or apple, memory a size such as '12 GiB' that the device must have at least.",
-    "fake_device(*, memory=None, count=None): the fake devices of the test have this memory and number, whatever the "
-    "options say.",
+    "fake_device(*, memory=None, count=None, leaks=None): the fake devices of the test have this memory and number, "
+    "whatever the options say; memory that outlives the test is an 'error', or with 'allow' is none.",
     "headroom(size): when the body of the test starts, the headroom of park_device is this many bytes, or a size such "
     "as '64 MiB'.",
 )
@@ -32,34 +34,43 @@ def arguments(
     return given
 
 
-def size(mark: pytest.Mark, nodeid: str, value: int | str) -> int:
+def size(mark: str, nodeid: str, value: int | str) -> int:
     """``value`` in bytes; what is no size is a ``pytest.UsageError`` that names the test."""
     try:
         return parse_size(value)
     except ValueError as error:
-        raise pytest.UsageError(f"{nodeid}: @pytest.mark.{mark.name}: {error}") from None
+        raise pytest.UsageError(f"{nodeid}: @pytest.mark.{mark}: {error}") from None
 
 
-def number(mark: pytest.Mark, nodeid: str, value: Any) -> int:
+def number(mark: str, nodeid: str, value: Any) -> int:
     """``value`` if it is a number of devices, else a ``pytest.UsageError`` that names the test."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise pytest.UsageError(
-            f"{nodeid}: @pytest.mark.{mark.name}: count={value!r} is not a number of devices: use 1 or more."
+            f"{nodeid}: @pytest.mark.{mark}: count={value!r} is not a number of devices: use 1 or more."
         )
     return value
 
 
-def fake_device_wish(item: pytest.Item, *, memory: int, count: int) -> tuple[int, int]:
-    """Memory in bytes and number of the fake devices of a test: its mark's, else those given here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeDeviceWish:
+    """The fake devices that a test wants: memory of each in bytes, their number, what memory is that outlives it."""
+
+    memory: int
+    count: int
+    leaks: Leaks
+
+
+def fake_device_wish(item: pytest.Item) -> FakeDeviceWish:
+    """What the mark of a test says about its fake devices; what it does not say is as the options have it."""
+    options = park_options(item.config)
     mark = item.get_closest_marker("fake_device")
-    if mark is None:
-        return memory, count
-    given = arguments(mark, item.nodeid, keyword=("memory", "count"))
-    if given.get("memory") is not None:
-        memory = size(mark, item.nodeid, given["memory"])
-    if given.get("count") is not None:
-        count = number(mark, item.nodeid, given["count"])
-    return memory, count
+    given = {} if mark is None else arguments(mark, item.nodeid, keyword=("memory", "count", "leaks"))
+    memory, count, leaks = (given.get(name) for name in ("memory", "count", "leaks"))
+    return FakeDeviceWish(
+        memory=options.fake_memory if memory is None else size("fake_device", item.nodeid, memory),
+        count=options.fake_count if count is None else number("fake_device", item.nodeid, count),
+        leaks=options.fake_leaks if leaks is None else leaks_named(leaks, f"{item.nodeid}: @pytest.mark.fake_device"),
+    )
 
 
 def request_fixtures(items: Iterable[pytest.Item]) -> None:
@@ -68,9 +79,9 @@ def request_fixtures(items: Iterable[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", None)
         if names is None:  # not a Python function: a doctest, say
             continue
-        fake_device_wish(item, memory=1, count=1)
+        fake_device_wish(item)
         if (mark := item.get_closest_marker("headroom")) is not None:
-            size(mark, item.nodeid, arguments(mark, item.nodeid, positional=("size",))["size"])
+            size("headroom", item.nodeid, arguments(mark, item.nodeid, positional=("size",))["size"])
         for name in ("fake_device", "headroom"):
             if item.get_closest_marker(name) is not None and name not in names:
                 names.append(name)

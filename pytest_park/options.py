@@ -7,7 +7,7 @@ Every option is None unless it is given, so that the ini value is seen; a value 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 import pytest
 
@@ -18,6 +18,10 @@ DEFAULT_FAKE_COUNT: Final = 1
 # What one DLPack device index and every table of the fake device can hold with ease; a larger number is a typing error.
 MAX_FAKE_COUNT: Final = 16
 
+#: What memory of a fake device that outlives its test is: an error of the test, or allowed.
+Leaks = Literal["error", "allow"]
+DEFAULT_FAKE_LEAKS: Final[Leaks] = "error"
+
 _STASH_KEY: Final = pytest.StashKey["ParkOptions"]()
 
 
@@ -25,13 +29,15 @@ _STASH_KEY: Final = pytest.StashKey["ParkOptions"]()
 class ParkOptions:
     """The plugin's settings for one run.
 
-    ``fake_memory`` is the capacity of each fake device in bytes, ``fake_count`` how many there are. ``stated`` says
+    ``fake_memory`` is the capacity of each fake device in bytes, ``fake_count`` how many there are, ``fake_leaks`` what
+    memory is that outlives its test. ``stated`` says
     whether any of the plugin's settings was given: a run that does not mention us is not told about us either.
     """
 
     real_gpu: bool
     fake_memory: int
     fake_count: int
+    fake_leaks: Leaks
     stated: bool
 
 
@@ -58,19 +64,29 @@ def add_options(parser: pytest.Parser) -> None:
         default=None,
         help=f"Number of fake devices (ini: park_fake_count; default: {DEFAULT_FAKE_COUNT}).",
     )
+    group.addoption(
+        "--park-fake-leaks",
+        metavar="|".join(get_args(Leaks)),
+        default=None,
+        help="What memory of a fake device is that outlives its test (ini: park_fake_leaks; default: "
+        f"{DEFAULT_FAKE_LEAKS}).",
+    )
     parser.addini("park_fake_memory", "Memory of the fake device, such as '8 GiB'.", default=None)
     parser.addini("park_fake_count", "Number of fake devices.", default=None)
+    parser.addini("park_fake_leaks", "Memory that outlives its test: error or allow.", default=None)
 
 
 def load_options(config: pytest.Config) -> ParkOptions:
     """Read the options, check them, and remember them for :func:`park_options`. Raises ``pytest.UsageError``."""
     memory, memory_source = _given(config, "park_fake_memory")
     count, count_source = _given(config, "park_fake_count")
+    leaks, leaks_source = _given(config, "park_fake_leaks")
     real_gpu = bool(config.getoption("park_real_gpu"))
     options = ParkOptions(
         real_gpu=real_gpu,
         fake_memory=_memory(DEFAULT_FAKE_MEMORY if memory is None else memory, memory_source),
         fake_count=DEFAULT_FAKE_COUNT if count is None else _count(count, count_source),
+        fake_leaks=DEFAULT_FAKE_LEAKS if leaks is None else leaks_named(leaks, leaks_source),
         stated=real_gpu or memory is not None or count is not None,
     )
     config.stash[_STASH_KEY] = options
@@ -80,6 +96,16 @@ def load_options(config: pytest.Config) -> ParkOptions:
 def park_options(config: pytest.Config) -> ParkOptions:
     """The options of this run."""
     return config.stash[_STASH_KEY]
+
+
+def leaks_named(value: object, source: str) -> Leaks:
+    """``value`` if it is one of :data:`Leaks`, else a ``pytest.UsageError`` that names ``source``."""
+    for known in get_args(Leaks):
+        if value == known:
+            named: Leaks = known
+            return named
+    valid = " or ".join(repr(known) for known in get_args(Leaks))
+    raise pytest.UsageError(f"{source}: {value!r} does not say what leaks are: use {valid}.")
 
 
 def _given(config: pytest.Config, name: str) -> tuple[str | None, str]:

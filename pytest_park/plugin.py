@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_park import marks, options, reporting, selection, workers
+from pytest_park import leaks, marks, options, reporting, selection, workers
 from pytest_park.fixtures import fake_device, headroom, park_device, transfer_benchmark
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import torch
 
 __all__ = ["fake_device", "headroom", "park_device", "transfer_benchmark"]
@@ -55,6 +57,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """After all fixtures, so that what they put on the device does not change the headroom that the mark promises."""
     marks.apply_headroom(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    leaks.note_result(item, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """After the teardown of everything, fixtures and other plugins included."""
+    yield
+    leaks.check(item)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -38,8 +38,8 @@ class WantedGpu:
             )
         return cls(
             vendor=vendor,
-            count=marks.number(mark, nodeid, given.get("count", 1)),
-            memory=None if memory is None else marks.size(mark, nodeid, memory),
+            count=marks.number(mark.name, nodeid, given.get("count", 1)),
+            memory=None if memory is None else marks.size(mark.name, nodeid, memory),
         )
 
     def missing_in(self, gpus: RealGpus) -> str | None:
