@@ -12,8 +12,8 @@ from torch import nn
 
 from park_core.config import OffloadConfig, layer_count
 from park_core.errors import LayerNameError
-from park_core.fingerprint import known_fingerprints
 from park_core.host_copy import HostCopy
+from park_core.loaded_weight import unwatch, watch
 from park_core.memory import host_headroom
 from park_core.parked_tensor import hide, show
 from park_core.parking import moving
@@ -70,12 +70,11 @@ class LayerwiseOffloadManager:
         self.resident_layers = _resident_layers(config, len(layers))
         self._groups: list[list[StorageGroup]] = [[] for _ in layers]
         self._loaded: dict[int, dict[StorageGroup, list[int]]] = {}  # the versions tell of writes on the device
-        self._pin_memory, self._staging = config.pin_memory, config.staging
+        self._pin_memory, self._staging, self._immutable = config.pin_memory, config.staging, config.immutable_weights
         self._mover: Transfer | None = None
         self._coming: dict[int, _Coming] = {}
         self._homes: dict[int, Any] = {}
         self._keep_all = False
-        self._demanded: set[int] = set()
         backend = backend_of(device)
         self._copy_stream = backend.Stream(device=device) if hasattr(backend, "Stream") else None
         self.adopt(component)
@@ -141,10 +140,10 @@ class LayerwiseOffloadManager:
                 self._hand_back(coming.home)
             self._hand_back(self._homes.pop(index, None))
             for group, versions in self._loaded.pop(index, {}).items():
+                unwatch(group)
                 self._write_back(index, group, versions)
                 if group.views:
                     hide(group)
-            self._demanded.discard(index)
 
     def release_all(self) -> None:
         """Take every layer off the device, resident ones too."""
@@ -179,6 +178,7 @@ class LayerwiseOffloadManager:
             self._hand_back(coming.home)
         for groups in self._groups:
             for group in groups:
+                unwatch(group)
                 group.streamed, group.load = False, None
             groups.clear()
         self._loaded.clear()
@@ -202,7 +202,6 @@ class LayerwiseOffloadManager:
     def _demand(self, index: int) -> None:
         """A weight is used apart from the forward of its layer. It goes when another layer runs, or with all."""
         with moving:
-            self._demanded.add(index)
             self.prefetch_layer(index, non_blocking=False)
 
     def _ahead(self, index: int) -> list[int]:
@@ -261,18 +260,12 @@ class LayerwiseOffloadManager:
         for group, storage in coming.storages.items():
             show(group, storage)
             loaded[group] = [tensor._version for _, tensor in group.tensors()]
-        if self._watched(index):
-            for group, print_ in zip(
-                loaded, known_fingerprints([bytes_of(s) for s in coming.storages.values()]), strict=True
-            ):
-                assert group.host is not None
-                group.host.fingerprint = print_
+            group.exposed = False
+            if not self._immutable:
+                watch(group)
 
     def _stays(self, index: int) -> bool:
         return self._keep_all or index in self.resident_layers
-
-    def _watched(self, index: int) -> bool:
-        return self._stays(index) or index in self._demanded
 
     def _wait_for(self, coming: _Coming) -> None:
         if coming.event is not None:
@@ -284,11 +277,7 @@ class LayerwiseOffloadManager:
             home.wait_stream(here)
 
     def _write_back(self, index: int, group: StorageGroup, versions: list[int]) -> None:
-        """Save in-place writes and replaced data.
-
-        A write through ``.data`` leaves no trace. It is looked for only where there was time to make one: in layers
-        that stay or came on demand, not in those that come and go with each forward.
-        """
+        """Save in-place writes, also those through ``.data``, and replaced data."""
         for view, tensor in list(group.tensors()):
             storage = tensor.untyped_storage()
             if group_of(storage) is not group:  # its data was replaced: it leaves the group
@@ -302,14 +291,8 @@ class LayerwiseOffloadManager:
         members = list(group.tensors())
         if not members or group.host is None:
             return
-        storage = members[0][1].untyped_storage()
-        written = [tensor._version for _, tensor in members] != versions
-        if not written and self._watched(index):
-            written = group.host.fingerprint is None or known_fingerprints([bytes_of(storage)]) != [
-                group.host.fingerprint
-            ]
-        if written:
-            group.host = Transfer().to_host(group, storage, into=group.host)
+        if group.exposed or [tensor._version for _, tensor in members] != versions:
+            group.host = Transfer().to_host(group, members[0][1].untyped_storage(), into=group.host)
 
 
 class _LayerHook:

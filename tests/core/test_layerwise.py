@@ -203,6 +203,72 @@ def test_a_write_to_a_streamed_weight_survives(
     assert_same_bits(after, before)
 
 
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("settings", [{}, {"prefetch": 0}, {"resident_layers": 6}])
+def test_a_layer_may_write_to_its_weights_in_its_forward(
+    fake_device: FakeDevice, tokens: Tensor, write: str, settings: dict[str, object]
+) -> None:
+    component, manager = streamed(fake_device, **settings)
+    before = snapshot(component)
+
+    def written(block: nn.Module, _: object) -> None:
+        WRITES[write](block.weight, torch.full((64, 64), 0.125, device=fake_device.device))
+
+    hook = component.blocks[2].register_forward_pre_hook(written)
+    component(tokens)
+    hook.remove()
+    manager.release_all()
+    fake_device.clear_transfers()
+    component(tokens)
+    assert {t.kind for t in fake_device.transfers} <= {"h2d"}  # what was written went to the host once
+    after = snapshot(component)
+    assert (after["blocks.2.weight"] == 0.125).all()
+    del before["blocks.2.weight"], after["blocks.2.weight"]
+    assert_same_bits(after, before)
+
+
+def test_weights_that_are_declared_immutable_are_not_watched(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component, manager = streamed(fake_device, immutable_weights=True)
+    manager.load_all_layers()
+    assert {type(weight) for weight in component.parameters()} == {nn.Parameter}
+    component.blocks[2].weight.data.sum()
+    fake_device.clear_transfers()
+    manager.release_all()
+    assert fake_device.transfers == []
+
+
+def test_a_layer_that_was_read_while_it_came_is_not_written_back(fake_device: FakeDevice) -> None:
+    component, manager = streamed(fake_device)
+    manager.prefetch_layer(2)
+    component.state_dict()
+    manager.prefetch_layer(2, non_blocking=False)
+    fake_device.clear_transfers()
+    manager.release_all()
+    assert fake_device.transfers == []
+
+
+def test_a_loaded_weight_copies_as_what_it_is(fake_device: FakeDevice) -> None:
+    component, manager = streamed(fake_device)
+    manager.load_all_layers()
+    values = snapshot(component)
+    for twin in (copy.deepcopy(component.blocks), pickle.loads(pickle.dumps(component.blocks))):
+        assert {type(weight) for weight in twin.parameters()} == {nn.Parameter}
+        assert_same_bits({f"blocks.{name}": w for name, w in twin.state_dict().items()} | values, values)
+    component.disable_layerwise_offload()
+    assert {type(weight) for weight in component.parameters()} == {nn.Parameter}
+
+
+@pytest.mark.parametrize("settings", [{}, {"resident_layers": 6}])
+def test_nothing_but_the_layers_is_transferred_for_a_forward(
+    fake_device: FakeDevice, tokens: Tensor, settings: dict[str, object]
+) -> None:
+    component, _ = streamed(fake_device, **settings)
+    component.prepare_for_next_req()
+    fake_device.clear_transfers()
+    component(tokens)
+    assert {t.kind for t in fake_device.transfers} <= {"h2d"}  # no value is read: the host never waits for the device
+
+
 SHARED = ("0.weight", "1.weight", "2.weight")
 
 
