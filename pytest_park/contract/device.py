@@ -156,6 +156,14 @@ class Device:
         del spare
         limit((self._reserved() + wanted - in_allocator) / total, self.device)
 
+    def set_fragments(self, count: int, size: int) -> None:
+        """Leave no headroom but *count* free pieces of *size* bytes each in the allocator, with live ones between."""
+        self.relieve()
+        pieces = [self._block(size) for _ in range(2 * count + 1)]
+        self.fake.other_process = self.fake.memory - self._reserved()
+        self._fill()
+        self._ballast += pieces[::2]
+
     def relieve(self) -> None:
         """Give back everything that was made scarce."""
         self._ballast.clear()

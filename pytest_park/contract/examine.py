@@ -101,7 +101,7 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
 def _subject(one: Check, variant: str | None, parkable: Parkable) -> Parkable:
     """The parkable itself, or a probe made parkable in its way where it lacks what the check is about."""
     value = one.variants[variant] if variant is not None else None
-    trait = value if isinstance(value, Trait) else one.on
+    trait = value if isinstance(value, Trait) else getattr(value, "on", one.on)
     if trait is None or trait.found_in(parkable):
         return parkable
     if parkable.adopt is None:

@@ -68,6 +68,11 @@ class Parkable:
     report: Callable[[Any], Report | None] = _default_report
     #: Device bytes of the component's weights as the implementation counts them.
     weight_bytes: Callable[[], int] | None = None
+    #: Writes new values into weights, wherever they are now (refit): ``update({name: tensor, ...})``. It must refuse a
+    #: value of another shape. Default: the module's ``update_cpu_weights``, where it has one.
+    update: Callable[[Mapping[str, torch.Tensor]], Any] | None = None
+    #: Bytes of the host copies of its non-layer weights, as the implementation counts them.
+    host_bytes: Callable[[], int] | None = None
     #: Whether host copies are kept after restore. None: not stated.
     keeps_host_copies: bool | None = None
     #: Ways to end parking for good (disable, remove, finalise, switch the mode off), and to set it up anew.
@@ -92,6 +97,8 @@ class Parkable:
         if self._unset("streamed"):
             names = getattr(self.module, "layer_names", ())
             self.streamed = tuple(names) if isinstance(names, list | tuple) else ()
+        if self._unset("update"):
+            self.update = getattr(self.module, "update_cpu_weights", None)
         if self._unset("device"):
             self.device = device_of(self.module)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from .case import streamed_parameters
 from .parkable import Parkable
-from .subclass import Pair
+from .subclass import Pair, dtensor, is_dtensor
 
 
 @dataclass(slots=True)
@@ -349,13 +349,35 @@ SUBCLASS = Trait(
 )
 
 
+def _distributed(device: torch.device) -> Probe:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.plain(x) @ self.sharded.to_local()
+        return result
+
+    sharded = dtensor(ramp(16, 16, device=device))
+    return Probe(Calculation(forward, sharded=sharded, plain=linear(16, 16, device)), batch(device))
+
+
+DTENSOR = Trait("DTensor weights", _any(is_dtensor), _distributed)
+
+
+def _both_kinds(parkable: Parkable) -> bool:
+    return len({weight.is_inference() for weight in _named(parkable)}) == 2
+
+
 def _inference(device: torch.device) -> Probe:
     with torch.inference_mode():
         inside = linear(16, 16, device)
     return Probe(nn.Sequential(inside, linear(16, 16, device)), batch(device))
 
 
-INFERENCE = Trait("inference weights", _any(lambda weight: weight.is_inference()), _inference)
+def _inference_only(device: torch.device) -> Probe:
+    with torch.inference_mode():
+        return plain(device, width=16)
+
+
+INFERENCE = Trait("inference weights beside normal ones", _both_kinds, _inference)
+INFERENCE_ONLY = Trait("inference weights only", lambda p: all(w.is_inference() for w in _named(p)), _inference_only)
 
 # For arithmetic with bytes a module without ties and views is better than the user's own, where one can be had.
 PLAIN = Trait("plain layers", lambda parkable: parkable.adopt is None, plain)

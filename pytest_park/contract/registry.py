@@ -23,7 +23,8 @@ Child = Literal["no", "if possible", "only"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. *variants* are its cases by name; a variant that is a `Trait` chooses the module it runs on."""
+    """One check. *variants* are its cases by name; a variant that is a `Trait`, or has one as *on*, chooses the module
+    that it runs on, and then it is given the variant all the same."""
 
     promise: int
     title: str

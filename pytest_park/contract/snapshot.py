@@ -107,7 +107,9 @@ def inner_tensors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.
         yield name, tensor
         return
     for attribute in flatten(tensor)[0]:
-        yield from inner_tensors(f"{name}.{attribute}", getattr(tensor, attribute))
+        inner = getattr(tensor, attribute)
+        if isinstance(inner, torch.Tensor):  # a DTensor lists its mesh, too
+            yield from inner_tensors(f"{name}.{attribute}", inner)
 
 
 def bits_of(tensor: torch.Tensor) -> bytes:

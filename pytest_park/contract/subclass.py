@@ -1,10 +1,12 @@
-"""A tensor that wraps two others, as quantised weights of torchao and quanto do, and nothing else."""
+"""Tensors that wrap others: `Pair`, as quantised weights of torchao and quanto do, and torch's own DTensor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from .verdict import NotApplicable
 
 
 class Pair(torch.Tensor):
@@ -45,6 +47,31 @@ class Pair(torch.Tensor):
                 return args[0]
             return Pair(*results)
         return results[0]
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor  # takes seconds, so not for those who have none
+
+    return isinstance(tensor, DTensor)
+
+
+def dtensor(local: torch.Tensor) -> torch.Tensor:
+    """*local* as a DTensor over a mesh of this one process, without a process group: nothing is communicated.
+
+    `NotApplicable` where this build of torch has no such thing.
+    """
+    if not torch.distributed.is_available():
+        raise NotApplicable("this build of torch has no torch.distributed, and so no DTensor")
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    try:
+        mesh = DeviceMesh(local.device.type, [0], _init_backend=False, _rank=0)
+    except TypeError as error:
+        raise NotApplicable(f"this version of torch makes no mesh without a process group: {error}") from None
+    return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
 
 
 def _side(value: Any, side: str) -> Any:

@@ -17,12 +17,19 @@ from park_core import (
     layerwise_offloadable,
 )
 from park_core.component import offload_of
+from park_core.storage import StorageGroup
+from park_core.survey import survey
 from pytest_park.contract import Parkable, ParkableContract
 from pytest_park.fakegpu import FakeDevice
 
 from .sick.patient import component
 
 MEMORY = OffloadConfig(performance_mode="memory")
+
+
+def non_layer_groups(module: nn.Module) -> set[StorageGroup]:
+    found = survey(module, "component")
+    return {group for group in (*found.resident, *found.parked) if not group.streamed and group not in found.buffers}
 
 
 def parkable_of(
@@ -43,6 +50,8 @@ def parkable_of(
         begin_use=lambda: strategy.prepare_for_use(module, use, state),
         finish_use=lambda: strategy.finish_use(module, use, state),
         finish_request=lambda: strategy.finish_request(module, use, state, preferred=False),
+        weight_bytes=lambda: sum(group.nbytes for group in non_layer_groups(module)),
+        host_bytes=lambda: sum(g.host.storage.nbytes() for g in non_layer_groups(module) if g.host is not None),
         keeps_host_copies=False,
         ends={"remove": offload.remove},
         reconfigure=lambda: module.configure_layerwise_offload(config, device=device),

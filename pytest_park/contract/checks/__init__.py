@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     idempotence,
     identity,
     readers,
+    refit,
     sharing,
     structure,
     testable,

@@ -134,12 +134,14 @@ def check_fifty_cycles_add_nothing(case: Case) -> None:
             case.device.fake.clear_transfers()
         case.cycle()
         copies = len(case.device.fake.transfers) if case.device.is_fake else 0
-        return {
+        seen = {
             "device bytes": case.device.settled_bytes(),
             "host bytes": host.bytes(),
             "live tensors": host.tensors(),
             "copies in a cycle": copies,
         }
+        counted = case.parkable.host_bytes
+        return seen if counted is None else seen | {"host bytes as the implementation counts them": counted()}
 
     host = HostLedger()
     for _ in range(3):  # the first cycles may set things up
@@ -204,3 +206,42 @@ def check_no_host_bytes_are_left_at_the_end(case: Case) -> None:
         raise NotApplicable(f"{label} is refused: {refused}")
     if after > 0:
         raise Broken(expected=f"no host copies after {label}", seen=bytes_text(after))
+
+
+@promise(
+    31,
+    "the implementation's own count of its host bytes is right in every state, and zero in the end",
+    cause="""the count follows the state (parked or not) and not the copies, so that copies which are kept after
+        restore, or left behind at the end, are not in it""",
+    reports=("sgl-project/sglang/pull/35641", "sgl-project/sglang/pull/40439"),
+)
+def check_the_counted_host_bytes_are_true_in_every_state(case: Case) -> None:
+    counted = case.parkable.host_bytes
+    if counted is None:
+        raise NotApplicable("Parkable(host_bytes=...) is not declared")
+    host = HostLedger()
+    at_first = counted() - host.bytes()
+
+    def expect(state: str) -> None:
+        assert counted is not None
+        true, seen = at_first + host.bytes(), counted()
+        if seen != true:
+            raise Broken(expected=f"{bytes_text(true)} of host copies {state}", seen=f"{bytes_text(seen)} are counted")
+
+    for number in ("first", "second"):
+        case.park()
+        expect(f"after the {number} park")
+        case.restore()
+        expect(f"after the {number} restore")
+    if not case.parkable.ends:
+        return
+    label, end = list(case.parkable.ends.items())[-1]
+    case.park()
+    case.device.relieve()
+    if case.attempt(label, end) is not None:
+        case.restore()
+        if (refused := case.attempt(label, end)) is not None:
+            raise NotApplicable(f"{label} is refused: {refused}")
+    expect(f"after {label}")
+    if left := counted():
+        raise Broken(expected=f"no host copies after {label}", seen=f"{bytes_text(left)} are counted")

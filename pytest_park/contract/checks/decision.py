@@ -12,7 +12,7 @@ from ..device import MIB, Device
 from ..parkable import Parkable
 from ..probes import PLAIN, Calculation, batch, plain, ramp
 from ..registry import promise
-from ..verdict import Broken, NotApplicable, bytes_text
+from ..verdict import Broken, NotApplicable, bytes_text, error_text
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def check_the_decision_is_exact_at_the_threshold(case: Case, at: Threshold) -> N
     if at.after_a_cycle:
         case.cycle()
     headroom = round(case.bytes / share) + at.off
-    case.device.set_headroom(headroom, in_allocator=headroom // 2 if at.in_allocator else 4096)
+    one_piece = -(-case.bytes // 512) * 512  # a smaller one is of no use to a component of this size
+    case.device.set_headroom(headroom, in_allocator=headroom // 2 if at.in_allocator else one_piece)
     before = case.device.bytes
     case.attempt(f"park (headroom {bytes_text(headroom)})", case.parkable.park)
     freed = before - case.device.settled_bytes()
@@ -87,6 +88,52 @@ def check_the_process_cap_counts(case: Case) -> None:
         )
     case.restore()
     case.expect_same()
+
+
+@promise(
+    26,
+    "what the allocator has reserved in pieces that are too small for the weights is not headroom",
+    cause="""reserved minus allocated is taken for room, also where it lies in many pieces between live tensors, so that
+        nothing as large as a weight fits""",
+    reports=("sgl-project/sglang/pull/40592",),
+)
+def check_pieces_that_are_too_small_are_not_headroom(case: Case) -> None:
+    share = case.parkable.significance
+    if share is None:
+        raise NotApplicable("Parkable(significance=...) is not declared")
+    size, piece = (
+        2 * MIB,
+        MIB + 512,
+    )  # the smallest that torch's allocators do not take from their pool for small blocks
+    count = round(1.5 * size / share) // piece + 1
+    if 3 * count * piece > case.device.headroom:
+        raise NotApplicable(f"needs a device with {bytes_text(3 * count * piece)} free")
+    parkable = _large(case, size)
+    case.device.set_fragments(count, piece)
+    before = case.device.bytes
+    free = f"{count} pieces of {bytes_text(piece)}"
+    error = case.attempt(f"park {bytes_text(size)} (free: {free})", parkable.park)
+    freed = before - case.device.settled_bytes()
+    case.device.relieve()
+    case.attempt("restore", parkable.restore)
+    if freed <= 0:
+        raise Broken(
+            expected=f"parks {bytes_text(size)} when all that is free are {free} between live tensors",
+            seen=error_text(error)
+            if error is not None
+            else f"nothing was freed: the {bytes_text(count * piece)} together were taken for room",
+        )
+
+
+def _large(case: Case, size: int) -> Parkable:
+    """A parkable over one weight of *size* bytes."""
+
+    def read_a_little(self: Any, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.large[:8]
+        return result
+
+    device = case.device.device
+    return case.adopt(Calculation(read_a_little, large=ramp(size // 4, device=device)), batch(device, 8))
 
 
 @promise(
@@ -147,13 +194,7 @@ def check_a_stated_need_is_met(case: Case) -> None:
         raise NotApplicable("Parkable(park_for=...) is not declared")
     device = case.device.device
     size = 12 * MIB
-
-    def read_a_little(self: Any, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = x + self.large[:8]
-        return result
-
-    module = Calculation(read_a_little, large=ramp(size // 4, device=device))
-    parkable = case.adopt(module, batch(device))
+    parkable = _large(case, size)
     share = case.parkable.significance or 0.1
     headroom = round(size / share) + 30 * MIB
     if case.device.headroom < headroom + size:

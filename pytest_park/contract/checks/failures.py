@@ -28,7 +28,7 @@ class Fault:
 
 
 FAULTS = {
-    f"{error} at a {kind} in {verb}": Fault(verb, kind, error)
+    f"{error} at {'an' if kind[0] in 'aeiou' else 'a'} {kind} in {verb}": Fault(verb, kind, error)
     for verb, kinds in (("park", ("allocation", "host copy")), ("restore", ("allocation", "device copy")))
     for kind in kinds
     for error in ERRORS

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..case import Case, flat_tensors
-from ..probes import INFERENCE
+from ..probes import INFERENCE, INFERENCE_ONLY, Trait
 from ..registry import promise
 from ..verdict import Broken, NotApplicable, error_text
 
@@ -140,14 +140,23 @@ def check_a_pending_backward_is_right(case: Case, after_restore: bool) -> None:
 
 @dataclass(frozen=True)
 class Modes:
-    """Whether park and restore are called inside ``inference_mode``."""
+    """Parameters of which kind, and whether park and restore are called inside ``inference_mode``."""
 
+    on: Trait | None
     park: bool
     restore: bool
 
 
+KINDS = {
+    "the module as it is": None,
+    "inference parameters": INFERENCE_ONLY,
+    "inference and normal parameters": INFERENCE,
+}
 MODES = {
-    f"park {'inside' if park else 'outside'}, restore {'inside' if restore else 'outside'}": Modes(park, restore)
+    f"{kind}, park {'inside' if park else 'outside'}, restore {'inside' if restore else 'outside'}": Modes(
+        on, park, restore
+    )
+    for kind, on in KINDS.items()
     for park in (False, True)
     for restore in (False, True)
 }
@@ -160,7 +169,6 @@ MODES = {
         version counter, and every linear with it raises""",
     reports=("pytorch/pytorch/issues/177844",),
     variants=MODES,
-    on=INFERENCE,
 )
 def check_inference_parameters_behave_as_before(case: Case, modes: Modes) -> None:
     then = _behaviour(case)
@@ -179,7 +187,9 @@ def check_inference_parameters_behave_as_before(case: Case, modes: Modes) -> Non
         raise Broken(
             expected="every operation does what it did before", seen="; ".join(changed[:3]), names=case.weights()
         )
-    case.expect_output()
+    for mode in (False, True):
+        with torch.inference_mode(mode):
+            case.expect_output(after=f"a cycle, in a forward {'inside' if mode else 'outside'} inference_mode")
 
 
 def _behaviour(case: Case) -> dict[str, str]:

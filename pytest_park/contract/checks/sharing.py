@@ -9,7 +9,7 @@ from torch import nn
 
 from ..case import Case, flat_tensors, output_difference, streamed_parameters
 from ..host import HostLedger
-from ..probes import SEVERAL_NAMES, STREAMED, SUBCLASS, TIED_TO_STREAMED, batch, linear
+from ..probes import DTENSOR, SEVERAL_NAMES, STREAMED, SUBCLASS, TIED_TO_STREAMED, batch, linear
 from ..registry import promise
 from ..snapshot import bits_of, inner_tensors
 from ..verdict import Broken, bytes_text, error_text
@@ -137,17 +137,17 @@ def check_a_tied_weight_comes_back_as_one(case: Case, kind: object) -> None:
 
 @promise(
     39,
-    "the bytes of a wrapper subclass fall and come back, or it is named as skipped and untouched; the others are "
-    "parked",
+    "the bytes of a DTensor or wrapper subclass fall and come back, or it is named as skipped and untouched; the "
+    "others are parked",
     cause="assigning .data to a wrapper changes the wrapper and frees nothing of what it wraps",
     reports=(
         "huggingface/diffusers/pull/13276",
         "huggingface/diffusers/pull/13305",
         "bitsandbytes-foundation/bitsandbytes/issues/937",
     ),
-    on=SUBCLASS,
+    variants={"a wrapper subclass": SUBCLASS, "a DTensor": DTENSOR},
 )
-def check_a_wrapper_subclass_is_parked_or_named(case: Case) -> None:
+def check_a_wrapper_subclass_is_parked_or_named(case: Case, kind: object) -> None:
     wrappers = {name: w for name, w in case.weights().items() if hasattr(type(w), "__tensor_flatten__")}
     sizes = {name: _inner_bytes(name, weight) for name, weight in wrappers.items()}
     others = case.bytes - sum(sizes.values())

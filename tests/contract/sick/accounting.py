@@ -11,6 +11,7 @@ from pytest_park.contract import Report
 
 from .bank import sick
 from .healthy import PARKED, Group, Healthy, Left
+from .updates import KeepsCopies
 
 
 @sick("c29_the_report_names_what")
@@ -59,7 +60,21 @@ class KeepsATensorPerCycle(Healthy):
         return super().park(need)
 
 
-@sick("c31_host_bytes")
+@sick("c30_", follows=["c31_the_counted"])
+class CountsMoreWithEveryCycle(Healthy):
+    """Adds to its count of host bytes what it copies, and never takes it away."""
+
+    copied = 0
+
+    def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        self.copied += 1
+        super().swap_in(parameter, data)
+
+    def host_bytes(self) -> int:
+        return super().host_bytes() + self.copied
+
+
+@sick("c31_host_bytes", follows=["c31_the_counted"])
 class KeepsCopiesAfterRestore(Healthy):
     """Means to drop its copies at restore, and drops them at the next park."""
 
@@ -76,7 +91,15 @@ class KeepsCopiesAfterRestore(Healthy):
         self.copies = []
 
 
-@sick("c31_no_host")
+@sick("c31_the_counted")
+class CountsByItsState(KeepsCopies):
+    """Counts host bytes while something is parked; the copies that it keeps after restore are not in it."""
+
+    def host_bytes(self) -> int:
+        return super().host_bytes() if self.parked() else 0
+
+
+@sick("c31_no_host", follows=["c31_the_counted"])
 class LeavesCopiesAtTheEnd(Healthy):
     """Its table is global, and closing does not clear it."""
 

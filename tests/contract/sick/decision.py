@@ -16,7 +16,7 @@ class ParksAtEquality(Healthy):
         return super().worth_it(size, need) or size >= self.significance * self.headroom()
 
 
-@sick("c25_")
+@sick("c25_", follows=["c26_pieces"])
 class CountsTheReserveTwice(Healthy):
     """Adds what the allocator has reserved to a headroom in which it is already."""
 
@@ -34,6 +34,14 @@ class ForgetsTheReserve(Healthy):
         backend = torch.get_device_module(self.device)
         unused = backend.memory_reserved(self.device) - backend.memory_allocated(self.device)
         return super().headroom() - int(unused)
+
+
+@sick("c26_pieces")
+class CountsPiecesThatAreTooSmall(Healthy):
+    """Takes all that the allocator has reserved and not handed out for room."""
+
+    def fragments(self, request: int) -> int:
+        return 0
 
 
 @sick("c26_the_process_cap")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -151,6 +151,26 @@ class Healthy:
         self.restore()
         self.claim()
 
+    def update(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write new values into weights, wherever they are. All or nothing."""
+        with self.lock:
+            targets = {name: self.true_data(self.module.get_parameter(name)) for name in weights}
+            for name, target in targets.items():
+                if weights[name].shape != target.shape:
+                    raise ParkedError(f"{name} has shape {list(target.shape)}, not {list(weights[name].shape)}")
+            self.write(targets, weights)
+
+    def write(self, targets: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
+        for name, target in targets.items():
+            with torch.inference_mode(target.is_inference()):
+                target.copy_(weights[name])
+
+    def true_data(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Where the values of a weight are: in the store of the layers, in a host copy, or in the parameter."""
+        if self.streamer.owns(parameter):
+            return self.streamer.store[id(parameter)]
+        return PARKED[parameter] if parameter in PARKED else parameter.detach()
+
     # -- which --------------------------------------------------------------------------------------------------------
 
     def plan(self) -> tuple[list[Group], list[Left]]:
@@ -195,6 +215,11 @@ class Healthy:
         hosts = {PARKED[p].untyped_storage()._cdata: PARKED[p].untyped_storage().nbytes() for p in self.parked()}
         return self.bytes_of(groups) + sum(hosts.values())
 
+    def host_bytes(self) -> int:
+        """Bytes of the host copies."""
+        hosts = {PARKED[p].untyped_storage()._cdata: PARKED[p].untyped_storage().nbytes() for p in self.parked()}
+        return sum(hosts.values())
+
     def release(self) -> None:
         for parameter in self.module.parameters():
             USERS.setdefault(parameter, weakref.WeakSet()).discard(self)
@@ -206,7 +231,7 @@ class Healthy:
     # -- whether ------------------------------------------------------------------------------------------------------
 
     def worth_it(self, size: int, need: int | None) -> bool:
-        headroom = self.headroom()
+        headroom = self.headroom() - self.fragments(size if need is None else need)
         return size > self.significance * headroom or (need is not None and headroom < need)
 
     def headroom(self) -> int:
@@ -215,6 +240,16 @@ class Healthy:
         reserved = backend.memory_reserved(self.device)
         cap = round(backend.get_per_process_memory_fraction(self.device) * total)
         return max(0, min(free, cap - reserved)) + reserved - backend.memory_allocated(self.device)
+
+    def fragments(self, request: int) -> int:
+        """Free bytes in pieces that are too small for the request, in segments that are partly in use."""
+        return sum(
+            block["size"]
+            for segment in torch.get_device_module(self.device).memory_snapshot()
+            for block in segment["blocks"]
+            if segment["device"] == self.device.index and block["state"] == "inactive"
+            if block["size"] < min(request, segment["total_size"])
+        )
 
     def refuse(self, parameters: list[nn.Parameter]) -> None:
         if any(parameter.grad is not None for parameter in parameters):
@@ -325,6 +360,8 @@ def parkable(
         finish_use=parker.finish,
         finish_request=parker.finish,
         weight_bytes=parker.weight_bytes,
+        update=parker.update,
+        host_bytes=parker.host_bytes,
         keeps_host_copies=parker.keeps_host_copies,
         ends={"close": parker.close},
         reconfigure=parker.reconfigure,

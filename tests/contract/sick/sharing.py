@@ -92,6 +92,16 @@ class HidesWrappers(Healthy):
         return groups, [left for left in skipped if left[1] != "wraps other tensors"]
 
 
+@sick("c39_")
+class ForgetsDTensors(Healthy):
+    """Names the wrapper subclasses that it leaves alone, but knows of no DTensor."""
+
+    def plan(self) -> tuple[list[Group], list[Left]]:
+        groups, skipped = super().plan()
+        unseen = [name for name, p in self.module.named_parameters() if type(p).__name__ == "DTensor"]
+        return groups, [left for left in skipped if left[0] not in unseen]
+
+
 @sick("c40_host_copies")
 class PinsUnasked(Healthy):
     """Pins its host copies by default."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ class KeepsCopies(Healthy):
         if all(one is not None and one[1].shape == one[0].shape and self.is_current(one) for one in found):
             return [one[1] for one in found if one is not None]
         return super().copy_out(group)
+
+    def host_bytes(self) -> int:
+        copies = [PARKED[parameter] for parameter in self.parked()] + [copy for _, copy, _ in self.kept.values()]
+        return sum({copy.untyped_storage()._cdata: copy.untyped_storage().nbytes() for copy in copies}.values())
 
     def is_current(self, kept: tuple[nn.Parameter, torch.Tensor, int]) -> bool:
         parameter, copy, _ = kept
@@ -79,7 +84,7 @@ class _LosesWrites(Parked):
         return super().__torch_function__(function, types, args, kwargs)
 
 
-@sick("c12_", "c17_loading")
+@sick("c12_a_write", "c17_loading")
 class LosesWritesWhileParked(Healthy):
     """A write goes to a placeholder without elements: to nothing."""
 
@@ -97,8 +102,54 @@ class _SharesWrites(Parked):
         return super().__torch_function__(function, types, args, kwargs)
 
 
-@sick("c12_")
+@sick("c12_a_write")
 class SharesAPlaceholderThatIsWrittenThrough(Healthy):
     """All weights of a dtype share one placeholder; what is written to one of them is written to all."""
 
     disguise_as = _SharesWrites
+
+
+@sick("c12_an_update_reaches_parked")
+class UpdatesPlaceholders(Healthy):
+    """An update of a parked weight goes to its placeholder; it has the shape at least, so that nothing is refused."""
+
+    def write(self, targets: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
+        resident = {name for name in targets if self.module.get_parameter(name) not in PARKED}
+        super().write({name: target for name, target in targets.items() if name in resident}, weights)
+
+
+@sick("c12_an_update_reaches_parked")
+class UpdatesWithOtherStrides(Healthy):
+    """An update takes the place of the host copy, as contiguous as it came."""
+
+    def write(self, targets: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
+        super().write(targets, weights)
+        for name in targets:
+            if (parameter := self.module.get_parameter(name)) in PARKED:
+                PARKED[parameter] = PARKED[parameter].contiguous()
+
+
+@sick("c12_an_update_reaches_streamed")
+class UpdatesStreamedPlaceholders(Healthy):
+    """An update of a streamed weight goes to what it is between two uses, and not to the store."""
+
+    def write(self, targets: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
+        mine = {name for name in targets if not self.streamer.owns(self.module.get_parameter(name))}
+        super().write({name: target for name, target in targets.items() if name in mine}, weights)
+
+
+@sick("c12_an_update_that")
+class UpdatesWithBroadcasting(Healthy):
+    """Asks for no shapes: one value is copied to all elements."""
+
+    def update(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.write({name: self.true_data(self.module.get_parameter(name)) for name in weights}, weights)
+
+
+@sick("c12_an_update_that")
+class UpdatesUntilOneDoesNotFit(Healthy):
+    """Checks each shape when it comes to it: what came before is written."""
+
+    def update(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, value in weights.items():
+            super().update({name: value})
