@@ -34,13 +34,14 @@ def resize(self: torch.UntypedStorage, size: int) -> None:
     if self.device.type != "fakegpu":
         _native_resize(self, size)
         return
-    if not hasattr(self, _SWAP):
-        raise NotImplementedError(
-            f"fakegpu cannot resize a storage with torch {torch.__version__}: UntypedStorage.{_SWAP} is missing"
-        )
     old = self.nbytes()
     if size == old:
         return
+    if not hasattr(self, _SWAP):
+        raise NotImplementedError(
+            f"fakegpu cannot resize a storage: that takes UntypedStorage.{_SWAP}, which torch has since 2.12, and this"
+            f" is torch {torch.__version__}"
+        )
     with torch.no_grad():
         fresh = torch.empty(size, dtype=torch.uint8, device=self.device)
         kept = min(old, size)

@@ -13,6 +13,7 @@ TORCHS_OWN = {
     "`torch.jit.script": "torch compiles its forward-mode derivatives on first use",
     "Sparse CSR tensor support is in beta": "said of any such tensor on the CPU",
     "ComplexHalf support is experimental": "said of any tensor of that dtype",
+    "The argument 'device' of Tensor.pin_memory": "storages and data loaders of torch 2.10 pass it",
 }
 
 

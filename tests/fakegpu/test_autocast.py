@@ -38,7 +38,6 @@ _FLOAT32: dict[str, Callable[[], torch.Tensor]] = {
     "pow": lambda: tensor(2, dtype=torch.bfloat16) ** 2,
     "cumsum": lambda: tensor(2, dtype=torch.bfloat16).cumsum(0),
     "norm": lambda: tensor(2, dtype=torch.bfloat16).norm(2),
-    "rms_norm": lambda: F.rms_norm(tensor(2, 4, dtype=torch.bfloat16), (4,)),
     "interpolate": lambda: F.interpolate(tensor(1, 1, 2, 2, dtype=torch.bfloat16), scale_factor=2, mode="bilinear"),
 }
 _WIDEST: dict[str, Callable[[], torch.Tensor]] = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu import FakeDevice, storages
 from pytest_park.sizes import MiB
+
+from .lacking import without_swap
 
 
 def test_a_storage_can_be_made_on_the_device(fake_device: FakeDevice) -> None:
@@ -65,6 +67,7 @@ def test_a_storage_copies_from_a_storage(fake_device: FakeDevice) -> None:
     assert target.tolist() == [0, 1, 2, 3]
 
 
+@without_swap
 def test_resizing_to_nothing_frees_and_resizing_back_allocates(fake_device: FakeDevice) -> None:
     """As FSDP does to free the memory of a parameter and to bring it back."""
     tensor = torch.arange(1024.0, device=fake_device.device)
@@ -81,7 +84,7 @@ def test_resizing_to_nothing_frees_and_resizing_back_allocates(fake_device: Fake
     assert fake_device.allocated == 0
 
 
-@pytest.mark.parametrize("size", [8, 4096, 10_000])
+@pytest.mark.parametrize("size", [pytest.param(8, marks=without_swap), 4096, pytest.param(10_000, marks=without_swap)])
 def test_resizing_keeps_the_bytes_that_fit(fake_device: FakeDevice, size: int) -> None:
     tensor = torch.arange(1024.0, device=fake_device.device)
     tensor.untyped_storage().resize_(size)
@@ -90,6 +93,7 @@ def test_resizing_keeps_the_bytes_that_fit(fake_device: FakeDevice, size: int) -
     assert torch.equal(tensor[:kept].cpu(), torch.arange(float(kept)))
 
 
+@without_swap
 def test_a_storage_that_cannot_grow_stays_as_it_was(fake_device: FakeDevice) -> None:
     tensor = torch.arange(4.0, device=fake_device.device)
     fake_device.set_cap(2 * MiB)
@@ -99,6 +103,17 @@ def test_a_storage_that_cannot_grow_stays_as_it_was(fake_device: FakeDevice) -> 
     assert fake_device.requested == 16
 
 
+def test_a_torch_that_cannot_resize_is_told_by_name(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storages, "_SWAP", "_no_torch_has_this_")
+    tensor = torch.arange(4.0, device=fake_device.device)
+    for resize in (tensor.untyped_storage().resize_, tensor.resize_):
+        with pytest.raises(NotImplementedError, match=r"_no_torch_has_this_, which torch has since 2\.12.* torch \d"):
+            resize(64)
+    assert (tensor.tolist(), fake_device.requested) == ([0, 1, 2, 3], 16)
+    tensor.untyped_storage().resize_(16)  # as it is
+
+
+@without_swap
 def test_a_tensor_can_be_resized(fake_device: FakeDevice) -> None:
     tensor = torch.arange(4.0, device=fake_device.device)
     tensor.resize_(8)
@@ -112,6 +127,7 @@ def test_a_tensor_can_be_resized(fake_device: FakeDevice) -> None:
     assert tensor.stride() == (8, 1, 4, 2)
 
 
+@without_swap
 def test_views_see_the_storage_that_a_tensor_resize_made_larger(fake_device: FakeDevice) -> None:
     tensor = torch.arange(4.0, device=fake_device.device)
     view = tensor[1:3]
