@@ -242,6 +242,7 @@ def check_the_counted_host_bytes_are_true_in_every_state(case: Case) -> None:
         case.restore()
         if (refused := case.attempt(label, end)) is not None:
             raise NotApplicable(f"{label} is refused: {refused}")
-    expect(f"after {label}")
+    if not case.streamed:  # the host store of the layers goes at the end, too, and is no host copy of ours
+        expect(f"after {label}")
     if left := counted():
         raise Broken(expected=f"no host copies after {label}", seen=f"{bytes_text(left)} are counted")
