@@ -15,6 +15,7 @@ from park_core.guard import refresh_guards
 from park_core.layerwise import LayerwiseOffloadManager, find_layers
 from park_core.parked_tensor import show
 from park_core.parking import Parking, moving, use_lock
+from park_core.pinned import PinBudget
 from park_core.report import ParkReport, RestoreReport
 from park_core.survey import Survey, owned_tensors, survey
 from park_core.wrappers import follow_inner_tensors
@@ -44,9 +45,13 @@ class OffloadedComponent:
         self.parking = Parking(module, name, config, device)
         before = survey(module, name)
         try:
+            budget = PinBudget(config.pin_memory)
             for layers in layer_names:
-                manager = LayerwiseOffloadManager(module, layers, device=device, config=config, component_name=name)
-                self.managers.append(manager)
+                self.managers.append(
+                    LayerwiseOffloadManager(
+                        module, layers, device=device, config=config, component_name=name, budget=budget
+                    )
+                )
             self.parking.restore()
         except BaseException as failure:
             self._undo(before)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
+from park_core.sizes import parse_size
+
 __all__ = ["PARK_SIGNIFICANCE", "OffloadConfig", "PerformanceMode"]
 
 PARK_SIGNIFICANCE = 0.1
@@ -37,7 +39,8 @@ class OffloadConfig:
         prefetch: how many layers to load ahead of the one that runs, as a count or as a fraction of the layers.
         resident_layers: how many layers stay on the device during a use, as a count or as a fraction of the layers.
         residency_policy: which ones: the ``leading`` ones, or ``strided`` evenly among the streamed ones.
-        pin_memory: hold layers in pinned host memory. Off by default: the kernel can never reclaim pinned pages.
+        pin_memory: hold layers in pinned host memory, in so many bytes of it (or ``"8 GiB"``) per component, or with
+            ``True`` in half of what the host can give. Off by default: the kernel can never reclaim pinned pages.
         keep_host_copies: keep the host copy of a restored weight, so that the next park moves only what changed.
         staging: move large weights through a few pinned buffers instead of the driver's own.
         immutable_weights: nobody writes to the weights, so a kept host copy is current without a look at the device.
@@ -50,7 +53,7 @@ class OffloadConfig:
     prefetch: int | float = 1
     resident_layers: int | float = 0
     residency_policy: ResidencyPolicy = "leading"
-    pin_memory: bool = False
+    pin_memory: bool | int | str = False
     keep_host_copies: bool = True
     staging: bool = True
     immutable_weights: bool = False
@@ -64,6 +67,8 @@ class OffloadConfig:
             raise ValueError(
                 f"significance is a share of the headroom and must not be negative, got {self.significance}"
             )
+        if not isinstance(self.pin_memory, bool):
+            _size("pin_memory", self.pin_memory)
         for name in ("prefetch", "resident_layers"):
             _count_or_fraction(name, getattr(self, name))
         known = {f.name for f in fields(self)} - {"components"}
@@ -86,6 +91,13 @@ def layer_count(setting: int | float, layers: int) -> int:
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _size(name: str, value: int | str) -> None:
+    try:
+        parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is a bool or a size: {error}") from None
 
 
 def _count_or_fraction(name: str, value: int | float) -> None:

@@ -35,12 +35,6 @@ class HostCopy:
     memory: Tensor | None = None
 
     @classmethod
-    def empty(cls, nbytes: int, *, pinned: bool = False) -> HostCopy:
-        """Fresh host memory of exactly ``nbytes``."""
-        memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-        return cls(memory.untyped_storage(), "pinned" if pinned else "pageable")
-
-    @classmethod
     def like(cls, tensor: Tensor) -> HostCopy:
         """Fresh pageable memory for the bytes of a contiguous tensor."""
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)

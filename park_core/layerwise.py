@@ -12,11 +12,10 @@ from torch import nn
 
 from park_core.config import OffloadConfig, layer_count
 from park_core.errors import LayerNameError
-from park_core.host_copy import HostCopy
 from park_core.loaded_weight import unwatch, watch
-from park_core.memory import host_headroom
 from park_core.parked_tensor import hide, show
 from park_core.parking import moving
+from park_core.pinned import PinBudget, pin
 from park_core.placement import parked_in_place
 from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
 from park_core.survey import Survey, survey
@@ -52,6 +51,7 @@ class LayerwiseOffloadManager:
         device: where the layers run.
         config: prefetch depth, resident layers and their layout.
         component_name: for reports and errors.
+        budget: of pinned memory, shared with the other lists of the component; default: one of its own.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class LayerwiseOffloadManager:
         device: torch.device,
         config: OffloadConfig,
         component_name: str,
+        budget: PinBudget | None = None,
     ) -> None:
         self.layer_name, self.component_name, self.device = layer_name, component_name, device
         layers = find_layers(component, layer_name)
@@ -70,7 +71,8 @@ class LayerwiseOffloadManager:
         self.resident_layers = _resident_layers(config, len(layers))
         self._groups: list[list[StorageGroup]] = [[] for _ in layers]
         self._loaded: dict[int, dict[StorageGroup, list[int]]] = {}  # the versions tell of writes on the device
-        self._pin_memory, self._staging, self._immutable = config.pin_memory, config.staging, config.immutable_weights
+        self._staging, self._immutable = config.staging, config.immutable_weights
+        self._budget = (budget or PinBudget(config.pin_memory)) if config.pin_memory else None
         self._mover: Transfer | None = None
         self._coming: dict[int, _Coming] = {}
         self._homes: dict[int, Any] = {}
@@ -105,8 +107,8 @@ class LayerwiseOffloadManager:
                 self.release_layer(index)  # it would count as loaded without them
             for group in new:
                 self._take(group, mine[group])
-                if self._pin_memory:
-                    _pin(group)
+            if self._budget is not None:
+                pin(new, self._budget, self.component_name)
 
     def _take(self, group: StorageGroup, index: int) -> None:
         group.streamed, group.load = True, _LayerHook(self, index, "_demand")
@@ -136,8 +138,7 @@ class LayerwiseOffloadManager:
         """Take a layer off the device. What was written to its weights there reaches the host store first."""
         with moving:
             if (coming := self._coming.pop(index, None)) is not None:
-                self._wait_for(coming)  # or its memory could be reused under the copy
-                self._hand_back(coming.home)
+                _finish(coming)
             self._hand_back(self._homes.pop(index, None))
             for group, versions in self._loaded.pop(index, {}).items():
                 unwatch(group)
@@ -174,8 +175,7 @@ class LayerwiseOffloadManager:
         for handle in self._hooks:
             handle.remove()
         for coming in self._coming.values():
-            self._wait_for(coming)
-            self._hand_back(coming.home)
+            _finish(coming)
         for groups in self._groups:
             for group in groups:
                 unwatch(group)
@@ -295,6 +295,12 @@ class LayerwiseOffloadManager:
             group.host = Transfer().to_host(group, members[0][1].untyped_storage(), into=group.host)
 
 
+def _finish(coming: _Coming) -> None:
+    """Nobody will use the layer: wait on the host, where memory that is copied from may be given up, too."""
+    if coming.event is not None:
+        coming.event.synchronize()
+
+
 class _LayerHook:
     """Calls a method of the manager around the forward of one layer. Its copy, in a copy of the layer, does nothing."""
 
@@ -311,17 +317,6 @@ class _LayerHook:
 
     def __reduce__(self) -> tuple[type, tuple[None, int, str]]:
         return _LayerHook, (None, self._index, self._method)
-
-
-def _pin(group: StorageGroup) -> None:
-    """Move a host copy to pinned memory, if the host has plenty: the kernel can never reclaim it."""
-    host = group.host
-    rounded = 1 << (group.nbytes - 1).bit_length()  # torch's pool of pinned memory rounds up to a power of two
-    if host is None or host.kind == "pinned" or rounded > host_headroom().bytes // 2:
-        return
-    pinned = HostCopy.empty(group.nbytes, pinned=True)
-    bytes_of(pinned.storage).copy_(bytes_of(host.storage))
-    group.host = pinned
 
 
 def find_layers(component: nn.Module, name: str) -> list[nn.Module]:

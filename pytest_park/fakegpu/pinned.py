@@ -23,8 +23,24 @@ _pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether *tensor* is host memory that was pinned. Looked up by storage, so views of pinned memory are pinned."""
-    return bool(_pinned) and tensor.is_cpu and tensor.untyped_storage()._cdata in _pinned
+    """Whether *tensor* is in host memory that was pinned: by its storage, or by its address, as CUDA asks
+    (``cudaPointerGetAttributes``), since another storage may lie over the same memory."""
+    if not _pinned or not tensor.is_cpu:
+        return False
+    storage = tensor.untyped_storage()
+    return storage._cdata in _pinned or _is_within_pinned(storage.data_ptr())
+
+
+def _is_within_pinned(address: int) -> bool:
+    owners = (ref() for ref in list(_pinned.values()))
+    return any(0 <= address - owner.data_ptr() < owner.nbytes() for owner in owners if owner is not None)
+
+
+def pinned_bytes() -> int:
+    """Host memory that is pinned now: as much as torch's pool takes for it, which is a power of two for each request
+    (``CachingHostAllocator``)."""
+    owners = (ref() for ref in list(_pinned.values()))
+    return sum(1 << (owner.nbytes() - 1).bit_length() for owner in owners if owner is not None and owner.nbytes())
 
 
 def mark(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,10 @@ from park_core import (
     layerwise_offloadable,
 )
 from park_core.component import offload_of
-from park_core.parked_tensor import is_parked
+from park_core.parked_tensor import is_parked, parked_group
 from park_core.storage import group_of
 from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu.pinned import pinned_bytes
 
 
 def on_device(manager: LayerwiseOffloadManager, component: Denoiser) -> list[int]:
@@ -292,14 +293,75 @@ def test_layers_are_pinned_only_on_request(fake_device: FakeDevice, tokens: Tens
     assert {(t.pinned, t.blocking) for t in layers} == {(pin, not pin)}
 
 
-def test_a_host_without_plenty_of_room_pins_nothing(
-    fake_device: FakeDevice, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("park_core.layerwise.host_headroom", lambda: HostHeadroom(1000, 1000))
-    component, _ = streamed(fake_device, pin_memory=True)
+class Wide(nn.Module):
+    """Two lists of layers, whose weights are a little larger than a power of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.ModuleList(nn.Linear(260, 260) for _ in range(8)) for _ in range(2))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for layer in [*self.first, *self.second]:
+            rows = layer(rows).sin()
+        return rows
+
+
+def wide(device: FakeDevice, pin_memory: bool | int | str) -> tuple[nn.Module, int, Tensor, Tensor]:
+    """The component, the bytes of its layers, rows for it, and what comes of them."""
+    torch.manual_seed(0)
+    component = Wide().requires_grad_(False)
+    rows = torch.randn(3, 260)
+    expected = component(rows)
+    config = OffloadConfig(pin_memory=pin_memory)
+    layerwise_offloadable(component, ["first", "second"], config=config, device=device.device)
+    return component, sum(weight.nbytes for weight in component.parameters()), rows.to(device.device), expected
+
+
+def test_pinned_layers_take_hardly_more_memory_than_they_have_bytes(fake_device: FakeDevice) -> None:
+    component, size, rows, expected = wide(fake_device, pin_memory=True)
+    assert size <= pinned_bytes() < 1.25 * size  # each weight alone would be rounded up to twice its bytes
     fake_device.clear_transfers()
-    component(tokens)
-    assert {(t.pinned, t.bytes) for t in fake_device.transfers} == {(True, 256), (False, 64 * 64 * 4)}
+    torch.testing.assert_close(component(rows).cpu(), expected)
+    assert {t.pinned for t in fake_device.transfers if t.kind == "h2d"} == {True}
+    component.disable_layerwise_offload()
+    gc.collect()
+    assert pinned_bytes() == 0
+
+
+@pytest.mark.parametrize(("budget", "pinned"), [(0, 0), (1024, 0), ("4 KiB", 4096), ("3 MiB", 3 << 20)])
+def test_no_more_is_pinned_than_the_budget_of_the_component(
+    fake_device: FakeDevice, caplog: pytest.LogCaptureFixture, budget: int | str, pinned: int
+) -> None:
+    component, size, rows, expected = wide(fake_device, pin_memory=budget)
+    assert pinned_bytes() == pinned
+    groups = [parked_group(weight) for weight in component.parameters()]
+    held = sum(group.nbytes for group in groups if group.host.kind == "pinned")
+    assert 0.75 * pinned <= held <= pinned
+    assert ("of layers stay in pageable memory" in caplog.text) is (budget != 0 and held < size)
+    torch.testing.assert_close(component(rows).cpu(), expected)
+
+
+def test_half_of_what_the_host_can_give_may_be_pinned(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("park_core.pinned.host_headroom", lambda: HostHeadroom(2 << 20, 2 << 20))
+    component, *_ = wide(fake_device, pin_memory=True)
+    assert pinned_bytes() == 1 << 20
+    del component
+
+
+def test_a_system_that_pins_nothing_leaves_layers_pageable(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = torch.empty
+
+    def refuse(*args: object, **kwargs: object) -> Tensor:
+        if kwargs.get("pin_memory"):
+            raise RuntimeError("cannot pin")
+        return empty(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    component, _, rows, expected = wide(fake_device, pin_memory=True)
+    assert "cannot pin" in caplog.text
+    torch.testing.assert_close(component(rows).cpu(), expected)
 
 
 def test_a_weight_that_others_reach_is_not_streamed(fake_device: FakeDevice, tokens: Tensor) -> None:

@@ -95,6 +95,23 @@ def test_memory_of_a_released_layer_is_not_reused_under_what_still_runs(
     assert fake_device.races == ()
 
 
+GIVE_UP: dict[str, Callable[[LayerwiseOffloadManager], None]] = {
+    "released": lambda manager: manager.release_layer(2),
+    "removed": lambda manager: manager.remove(),
+}
+
+
+@pytest.mark.parametrize("how", GIVE_UP)
+def test_memory_of_a_layer_that_is_given_up_on_its_way_is_not_reused_under_the_copy(
+    fake_device: FakeDevice, manager: LayerwiseOffloadManager, how: str
+) -> None:
+    manager.prefetch_layer(2)
+    GIVE_UP[how](manager)
+    for _ in range(4):
+        torch.zeros(64, 64, device=fake_device.device)
+    assert fake_device.races == ()
+
+
 WRITES: dict[str, Callable[[Denoiser, Tensor], object]] = {
     "copy_": lambda component, value: component.blocks[2].weight.copy_(value),
     "data": lambda component, value: component.blocks[2].weight.data.copy_(value),

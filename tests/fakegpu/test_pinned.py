@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu.pinned import pinned_bytes
 
 
 def test_pinning_makes_a_copy_that_is_pinned(fake_device: FakeDevice) -> None:
@@ -143,3 +144,16 @@ def test_a_data_loader_pins(fake_device: FakeDevice) -> None:
     batches = list(DataLoader(torch.arange(8.0), batch_size=4, pin_memory=True))  # type: ignore[arg-type]
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert all(batch.is_pinned() for batch in batches)
+
+
+def test_other_storages_over_pinned_memory_are_pinned(fake_device: FakeDevice) -> None:
+    arena = torch.empty(1000, dtype=torch.uint8, pin_memory=True)
+    piece = torch.utils.dlpack.from_dlpack(arena[300:400])
+    assert piece.untyped_storage()._cdata != arena.untyped_storage()._cdata
+    assert piece.is_pinned()
+    assert not torch.empty(100, dtype=torch.uint8).is_pinned()
+    assert pinned_bytes() == 1024
+    del arena
+    assert piece.is_pinned()
+    del piece
+    assert pinned_bytes() == 0
