@@ -116,8 +116,8 @@ PARAMETRIZED = Trait("parametrized weights", _parametrized, _weight_norm)
 
 
 def _scales(device: torch.device) -> Probe:
-    parts = {"scale": ramp(16, device=device), "shift": ramp(16, device=device)}
-    return Probe(Calculation(lambda self, x: x * self.scale + self.shift, **parts), batch(device))
+    parts = {"scale": ramp(256, device=device), "shift": ramp(256, device=device)}
+    return Probe(Calculation(lambda self, x: x * self.scale + self.shift, **parts), batch(device, 256))
 
 
 #: Nothing in it checks a shape, so that placeholders of one element give a result.

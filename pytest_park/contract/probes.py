@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .case import streamed_parameters
+from .case import flat_tensors, streamed_parameters
 from .parkable import Parkable
 from .subclass import Pair, dtensor, is_dtensor
 
@@ -272,8 +272,9 @@ SEVERAL_NAMES = SHARING["tied weights"]
 def _one_element(position: str) -> Trait:
     def probe(device: torch.device) -> Probe:
         single, large = ramp(1, device=device), ramp(16, 16, device=device)
+        # Alone they are so many that parking them leaves room for a placeholder, which needs a block of the allocator.
         weights = {
-            "alone": {"single": single},
+            "alone": {f"single{number}": ramp(number % 7 + 1, device=device)[-1:].clone() for number in range(256)},
             "first": {"single": single, "large": large},
             "last": {"large": large, "single": single},
             "between, with no dimension": {"large": large, "single": single[0].clone(), "other": large.clone()},
@@ -378,6 +379,22 @@ def _inference_only(device: torch.device) -> Probe:
 
 INFERENCE = Trait("inference weights beside normal ones", _both_kinds, _inference)
 INFERENCE_ONLY = Trait("inference weights only", lambda p: all(w.is_inference() for w in _named(p)), _inference_only)
+
+
+def _backward_runs(parkable: Parkable) -> bool:
+    """Not where nothing requires a gradient, and not through layers that are streamed for inference only."""
+    try:
+        with torch.enable_grad():
+            outputs = [tensor for tensor in flat_tensors(parkable.call()) if tensor.requires_grad]
+            torch.autograd.backward(torch.stack([output.float().sum() for output in outputs]).sum())
+    except Exception:
+        return False
+    finally:
+        parkable.module.zero_grad(set_to_none=True)
+    return True
+
+
+BACKWARD = Trait("a forward that a backward runs through", _backward_runs, plain)
 
 # For arithmetic with bytes a module without ties and views is better than the user's own, where one can be had.
 PLAIN = Trait("plain layers", lambda parkable: parkable.adopt is None, plain)

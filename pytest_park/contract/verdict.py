@@ -92,7 +92,7 @@ def bytes_text(count: int) -> str:
 
 def error_text(error: BaseException) -> str:
     """The exception as a person wants it: its type, its first line, and where the implementation raised it."""
-    words = str(error).strip().splitlines()
+    words = [line for line in str(error).splitlines() if line.strip(" =")]  # the sanitizer draws a line first
     text = f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
     traceback = error.__traceback__
     place = ""

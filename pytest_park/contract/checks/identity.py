@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..case import Case, flat_tensors
-from ..probes import INFERENCE, INFERENCE_ONLY, Trait
+from ..probes import BACKWARD, INFERENCE, INFERENCE_ONLY, Trait
 from ..registry import promise
 from ..verdict import Broken, NotApplicable, error_text
 
@@ -99,6 +99,7 @@ def _expect_gradients(case: Case, expected: dict[str, torch.Tensor], after: str)
     "with a gradient present parking is refused, or the gradient is there afterwards",
     cause="the swap drops .grad, or leaves it with another shape or device than its weight",
     reports=("huggingface/transformers/issues/37720",),
+    on=BACKWARD,
 )
 def check_a_gradient_survives(case: Case) -> None:
     _true_gradients(case)
@@ -119,6 +120,7 @@ def check_a_gradient_survives(case: Case) -> None:
     cause="the graph holds the parameters, and computes with whatever is in them when backward runs",
     reports=("pytorch/pytorch/issues/177844",),
     variants={"backward after restore": True, "backward while parked": False},
+    on=BACKWARD,
 )
 def check_a_pending_backward_is_right(case: Case, after_restore: bool) -> None:
     expected = _true_gradients(case)

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..case import Case, flat_tensors, output_difference, streamed_parameters
 from ..host import HostLedger
+from ..parkable import Parkable
 from ..probes import DTENSOR, SEVERAL_NAMES, STREAMED, SUBCLASS, TIED_TO_STREAMED, batch, linear
 from ..registry import promise
 from ..snapshot import bits_of, inner_tensors
@@ -98,13 +99,13 @@ def check_a_shared_submodule_is_parked_when_both_released_it(case: Case, order: 
         if released == {"A", "B"} and (copies := host.bytes() - at_first) > true_bytes:
             raise Broken(expected=f"one host copy of everything, {bytes_text(true_bytes)}", seen=bytes_text(copies))
         for user in set(owners) - released:
-            _expect_usable(case, user, modules[user], x, expected)
+            _expect_usable(case, user, owners[user], expected)
 
 
-def _expect_usable(case: Case, owner: str, module: nn.Module, x: torch.Tensor, expected: list[torch.Tensor]) -> None:
+def _expect_usable(case: Case, owner: str, parkable: Parkable, expected: list[torch.Tensor]) -> None:
     try:
         with torch.no_grad():
-            seen = flat_tensors(module(x))
+            seen = flat_tensors(parkable.call())
     except Exception as error:
         raise Broken(
             expected=f"{owner}, which has not released the shared submodule, can be used", seen=error_text(error)

@@ -13,7 +13,7 @@ from .healthy import PARKED, Group, Healthy
 
 @sick(
     *("c05_", "c10_"),
-    follows=["c02_", "c07_", "c08_the_counted", "c14_a_component", "c14_a_renamed", "c21_", "c22_", "c38_"],
+    follows=["c07_", "c08_the_counted", "c14_a_component", "c14_a_renamed", "c21_", "c22_", "c38_"],
 )
 class DropsTheOnlyCopy(Healthy):
     """The second park measures placeholders, finds that there is room, and drops the host copies."""
@@ -40,7 +40,7 @@ class RestoresAtTheSecondPark(Healthy):
         return super().park(need)
 
 
-@sick("c05_", follows=["c02_", "c10_"])
+@sick("c05_", follows=["c10_"])
 class AllocatesAtTheSecondPark(Healthy):
     """Makes its placeholders anew at every park."""
 

@@ -1,0 +1,92 @@
+"""Ways to park that other projects have chosen: what is harmless in them is no fault, and what is a fault is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_park.contract import Parkable, Verdict
+from pytest_park.contract.examine import judge
+from pytest_park.contract.probes import batch, linear
+from pytest_park.contract.registry import all_checks
+from pytest_park.contract.verdict import error_text
+from pytest_park.fakegpu import FakeDevice
+
+
+def verdict(check_id: str, variant: str | None, parkable: Parkable) -> Verdict:
+    (check,) = (check for check in all_checks() if check.id.startswith(check_id))
+    return judge(check, variant, lambda: parkable)
+
+
+def one_element_that_is_nan(device: FakeDevice) -> Parkable:
+    """One placeholder of one element, made at the first park and kept; what is in it is not a number."""
+    module = nn.Sequential(linear(16, 16, device.device), linear(16, 16, device.device))
+    copies: dict[nn.Parameter, torch.Tensor] = {}
+    placeholders: list[torch.Tensor] = []
+
+    def park() -> None:
+        for weight in module.parameters():
+            if weight not in copies:
+                copies[weight] = weight.detach().cpu()
+                if not placeholders:
+                    placeholders.append(torch.full((1,), torch.nan, device=device.device))
+                weight.data = placeholders[0]
+
+    def restore() -> None:
+        for weight, copy in copies.items():
+            weight.data = copy.to(device.device)
+        copies.clear()
+
+    return Parkable(module, batch(device.device), park=park, restore=restore, fake_device=device)
+
+
+def moved_by_a_hook(device: FakeDevice) -> Parkable:
+    """Parked by moving the module to the host; a hook of its forward moves it back."""
+    module = linear(16, 16, device.device)
+
+    def restore(*_: Any) -> None:
+        module.to(device.device)
+
+    module.register_forward_pre_hook(restore)
+    return Parkable(module, batch(device.device), park=lambda: module.to("cpu"), restore=restore, fake_device=device)
+
+
+def test_a_placeholder_that_is_kept_is_no_growth(fake_device: FakeDevice) -> None:
+    assert verdict("c03_", "the module as it is", one_element_that_is_nan(fake_device)).outcome == "kept"
+
+
+def test_a_checksum_of_a_placeholder_that_is_no_number_is_not_the_truth(fake_device: FakeDevice) -> None:
+    assert verdict("c16_", "checksums", one_element_that_is_nan(fake_device)).reason.startswith(
+        "sum of 0.weight is nan"
+    )
+
+
+@pytest.mark.parametrize("check", ["c20_a_parked_module", "c20_a_forward"])
+def test_a_forward_that_restores_its_weights_is_right(check: str, fake_device: FakeDevice) -> None:
+    assert verdict(check, "the module as it is", moved_by_a_hook(fake_device)).outcome == "kept"
+
+
+def test_layers_that_are_gone_before_a_backward_say_nothing_about_parking(fake_device: FakeDevice) -> None:
+    module = linear(16, 16, fake_device.device)
+    weight = module.get_parameter("weight")
+    values, placeholder = weight.detach(), torch.ones(1, device=fake_device.device)
+
+    def come(*_: Any) -> None:
+        weight.data = values
+
+    def go(*_: Any) -> None:
+        weight.data = placeholder
+
+    module.register_forward_pre_hook(come)
+    module.register_forward_hook(go)
+    parkable = Parkable(module, batch(fake_device.device), park=print, restore=print, fake_device=fake_device)
+    assert verdict("c33_a_gradient", None, parkable).outcome == "not applicable"
+
+
+def test_the_line_above_the_report_of_a_race_is_not_its_text() -> None:
+    assert error_text(RuntimeError("=====\nthe sanitizer detected a race\nmore")) == (
+        "RuntimeError: the sanitizer detected a race"
+    )
