@@ -39,7 +39,11 @@ def _attention(
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
     if _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
-        output: Tensor = fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
+        if query.dim() == 3:  # without a batch, which torch takes fused since 2.14 (normalize_unbatched_input)
+            mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
+            output: Tensor = fused(query[None], key[None], value[None], mask, dropout_p, is_causal, scale=scale)[0]
+            return output[0]
+        output = fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
         return output
     plain = torch.ops.aten._scaled_dot_product_attention_math
     output = plain(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]

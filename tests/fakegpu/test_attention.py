@@ -75,12 +75,17 @@ _MASKS = {
 
 @pytest.mark.parametrize("mask", list(_MASKS))
 @pytest.mark.parametrize(("length", "keys"), [(64, 64), (33, 70), (1, 5)], ids=str)
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
 def test_values_and_gradients_equal_those_of_the_cpu(
-    fake_device: FakeDevice, mask: str, length: int, keys: int
+    fake_device: FakeDevice, mask: str, length: int, keys: int, batched: bool
 ) -> None:
     make = _MASKS[mask]
     attn_mask = None if make is None else make(length, keys)
-    given = [tensor.requires_grad_() for tensor in inputs(length, keys)]
+    given = inputs(length, keys)
+    if not batched:
+        given = [tensor[0] for tensor in given]
+        attn_mask = attn_mask[0] if mask == "per head" else attn_mask
+    given = [tensor.requires_grad_() for tensor in given]
     there = on_device(given)
     expected = F.scaled_dot_product_attention(*given, attn_mask=attn_mask)
     actual = F.scaled_dot_product_attention(*there, attn_mask=None if attn_mask is None else attn_mask.to("fakegpu"))
