@@ -107,7 +107,7 @@ class Staging(Transfer):
                 slot.event.record(self._stream)
 
     def _down(self, target: Tensor, source: Tensor) -> None:
-        if source.nbytes < _WORTH_STAGING:
+        if source.nbytes < _WORTH_STAGING or not _has_values(source):
             return super()._down(target, source)
         filling: list[tuple[_Slot, Tensor]] = []
         with self._on_copy_stream():
@@ -137,6 +137,15 @@ class _Slot:
 
     def __init__(self, buffer: Tensor, event: Any) -> None:
         self.buffer, self.event = buffer, event
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """A fake device may have no data. Then there is nothing to fill the pages of a host copy with."""
+    try:
+        bytes_of(tensor.untyped_storage())[0].item()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _empty(slot: _Slot, part: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from conftest import ALWAYS
 from park_core import OffloadConfig, Parking
-from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu import FakeDevice, activate
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +72,17 @@ def test_without_staging_weights_go_directly(
     parking.park()
     parking.restore()
     assert [(t.bytes, t.pinned) for t in fake_device.transfers if t.bytes >= 100] == [(5000, False)] * 2
+
+
+def test_host_memory_is_not_written_where_the_device_has_no_values() -> None:
+    with activate(memory="1 GiB", data=False) as device:
+        component = component_of(device, 5000)
+        parking = Parking(component, "component", OffloadConfig(parking="always", immutable_weights=True))
+        device.clear_transfers()
+        parking.park()
+        assert [(t.bytes, t.pinned) for t in device.transfers] == [(5000, False)]
+        parking.restore()
+        assert device.requested == 5000
 
 
 @pytest.mark.parametrize("verb", ["park", "restore"])

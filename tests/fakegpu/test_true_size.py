@@ -102,7 +102,6 @@ class Pipeline:
         config = OffloadConfig(
             performance_mode="memory",
             parking=parking,
-            staging=False,  # it would write to the host copies
             immutable_weights=True,  # no values, no changes to look for
             components={"vae": {"resident_layers": 1.0}},
         )
