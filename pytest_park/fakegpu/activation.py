@@ -21,7 +21,7 @@ def activate(memory: int | str = "8 GiB", *, count: int = 1, data: bool = True) 
 
     Yields the first of them. Everything that is patched is put back at the end, whatever happens inside. Raises
     ``ValueError`` for sizes and counts that make no sense and ``RuntimeError`` when fake devices are active already, or
-    torch cannot take the back end (see `registration`).
+    another package is in the place of the back end (see `registration`).
     """
     nbytes = parse_size(memory)
     if nbytes <= 0:

@@ -18,6 +18,7 @@ from .ledger import adopt
 from .tensors import host_view
 from .without_data import stand_in
 
+_choose: Any = torch._fused_sdp_choice
 _MATH = int(SDPBackend.MATH.value)
 
 
@@ -59,8 +60,7 @@ def _flash(
     if key.shape[:-1] != value.shape[:-1] or query.shape[:-2] != key.shape[:-2] or query.shape[-1] != key.shape[-1]:
         return False  # the plain formula broadcasts, or names the shapes; the flash kernels do not look
     views = [None if tensor is None else host_view(tensor) for tensor in (query, key, value, mask)]  # no byte is read
-    choose: Any = torch._fused_sdp_choice
-    return bool(choose(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH)
+    return bool(_choose(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH)
 
 
 def _forward(

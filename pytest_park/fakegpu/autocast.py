@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 _HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 _KEYS = torch._C.DispatchKeySet(getattr(DispatchKey, "AutocastPrivateUse1"))  # noqa: B009 (torch's stubs lack it)
+_without = torch._C._ExcludeDispatchKeyGuard
 _WIDTH = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 DTypeFor = Callable[[list[torch.Tensor]], torch.dtype | None]
@@ -65,7 +66,7 @@ def _listed(header: str, macro: str) -> list[str]:
 
 def _casting(op: Any, dtype_for: DTypeFor) -> Callable[..., Any]:
     def cast(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with _without(_KEYS):
             given: list[torch.Tensor] = []
             tree_map_only(torch.Tensor, given.append, (args, kwargs))
             floating = [t for t in given if t.is_floating_point() and t.dtype in _WIDTH and t.device.type == "fakegpu"]

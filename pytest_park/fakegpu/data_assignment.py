@@ -14,6 +14,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 _native: Any = vars(torch._C.TensorBase)["data"]
+_swap_insides = torch._C._swap_tensor_impl
 _natively_compatible = torch._has_compatible_shallow_copy_type
 
 
@@ -56,7 +57,7 @@ def _assign(self: torch.Tensor, value: torch.Tensor) -> None:
         )
     hooks = self._backward_hooks
     with torch.inference_mode(value.is_inference()):
-        torch._C._swap_tensor_impl(self, _get(value))  # and not detach(), which is a view of value
+        _swap_insides(self, _get(value))  # and not detach(), which is a view of value
         if requires_grad:
             self.requires_grad_(True)
     if hooks:

@@ -27,6 +27,7 @@ Kernel = Callable[..., Any]
 
 _PLAIN = frozenset((int, float, bool, type(None), torch.dtype, torch.layout, torch.memory_format, str, complex))
 _HOST_KEY = DispatchKeySet(DispatchKey.CPU)
+_registrations = torch._C._dispatch_get_registrations_for_dispatch_key
 _kernels: dict[OpOverload, Kernel] = {}
 _libraries: list[torch.library.Library] = []
 
@@ -57,7 +58,7 @@ def install() -> None:
 
 
 def _registered_for(key: str) -> list[str]:
-    return torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return _registrations(key)
 
 
 def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .device import FakeDevice
     from .sanitizer import History
 
+_make_unreadable = torch._C._set_throw_on_mutable_data_ptr
+
 
 class Entry(weakref.ref[torch.UntypedStorage]):
     """A live storage and the block that it occupies."""
@@ -79,7 +81,7 @@ def swap(card: FakeDevice, left: torch.UntypedStorage, right: torch.UntypedStora
 def expire(storage: torch.UntypedStorage) -> None:
     """The device of *storage* is gone: from now on every look at its bytes raises ``RuntimeError``."""
     over_it = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    torch._C._set_throw_on_mutable_data_ptr(over_it)
+    _make_unreadable(over_it)
 
 
 def forget_frames(error: BaseException) -> None:

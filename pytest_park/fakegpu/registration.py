@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as _setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,25 +20,17 @@ NAME = "fakegpu"
 #: The name torch gives the back end while nobody has claimed it.
 UNCLAIMED = "privateuseone"
 
+_BaseHooks, _BaseGuard = torch._C._acc.PrivateUse1Hooks, torch._C._acc.DeviceGuard
 _registered: list[object] = []
 
 
 def register(module: ModuleType, is_available: Callable[[], bool]) -> None:
     """Give torch the back end ``fakegpu`` with *module* as ``torch.fakegpu``; later calls do nothing.
 
-    Raises ``RuntimeError`` when torch is too old to take a back end from Python, and when another package has claimed
-    the one place that torch has for it.
+    Raises ``RuntimeError`` when another package has claimed the one place that torch has for it.
     """
     if _registered:
         return
-    try:
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
-
-        base_hooks, base_guard = torch._C._acc.PrivateUse1Hooks, torch._C._acc.DeviceGuard
-    except (ImportError, AttributeError) as error:
-        raise RuntimeError(
-            f"fakegpu needs torch 2.10 or newer: torch {torch.__version__} cannot take a back end from Python ({error})"
-        ) from error
     claimed = torch._C._get_privateuse1_backend_name()
     if claimed != UNCLAIMED:
         raise RuntimeError(
@@ -45,7 +38,7 @@ def register(module: ModuleType, is_available: Callable[[], bool]) -> None:
             " in this process; run the tests that use fakegpu in a process that does not import that package"
         )
 
-    class Hooks(base_hooks):  # type: ignore[misc,valid-type]
+    class Hooks(_BaseHooks):  # type: ignore[misc,valid-type]
         def is_available(self) -> bool:
             return is_available()
 
@@ -55,10 +48,10 @@ def register(module: ModuleType, is_available: Callable[[], bool]) -> None:
         def has_primary_context(self, device_index: int) -> bool:
             return is_available()
 
-    class Guard(base_guard):  # type: ignore[misc,valid-type]
+    class Guard(_BaseGuard):  # type: ignore[misc,valid-type]
         def type_(self) -> object:
             return torch._C._autograd.DeviceType.PrivateUse1
 
     hooks, guard = Hooks(), Guard()
-    setup(NAME, backend_module=module, hook=hooks, device_guard=guard)
+    _setup(NAME, backend_module=module, hook=hooks, device_guard=guard)
     _registered.extend((hooks, guard))  # torch keeps no reference of its own
