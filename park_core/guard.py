@@ -35,7 +35,8 @@ def refresh_guards(component: nn.Module) -> None:
 def _parked_weight(module: nn.Module) -> ParkedTensor | None:
     """A parked weight that ``module`` itself owns. Streamed layers are not meant: their manager loads them in time."""
     for owned in chain(module._parameters.values(), module._buffers.values()):
-        for _, tensor in () if owned is None else inner_tensors("", owned):
+        parts = [owned] if type(owned) is nn.Parameter or owned is None else [t for _, t in inner_tensors("", owned)]
+        for tensor in parts:
             if isinstance(tensor, ParkedTensor) and not tensor._parked.group.streamed:
                 return tensor
     return None

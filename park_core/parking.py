@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from park_core.parked_tensor import hide, placeholder, show
 from park_core.placement import placed
 from park_core.report import ParkDecision, ParkReport, RestoreReport, Skipped
 from park_core.storage import GroupState, StorageGroup
-from park_core.survey import Survey, plain_tensors, survey, viewed_elsewhere
+from park_core.survey import Survey, groups_of, plain_tensors, survey, viewed_elsewhere
 from park_core.transfer import Transfer, synchronize, transfer
 
 __all__ = ["Parking", "moving", "use_lock"]
@@ -91,21 +91,39 @@ class Parking:
             if self.closed:
                 reason = "this parking was closed; it does nothing any more"
                 return ParkReport(component=self.component, decision=ParkDecision(verdict="keep", reason=reason))
-            found = survey(self.module, self.component)
-            movable, skipped = self._movable(found)
-            decision = self._decide(found, list(movable), need)
-            report = ParkReport(component=self.component, decision=decision)
-            if decision.verdict == "park":
-                report.skipped = found.skipped + skipped + plain_tensors(self.module)
-                found.resident.clear()  # drop the storages, or nothing is freed below
-                self._to_host(movable, report)
-            elif decision.verdict == "keep":
-                for group in movable:
+            groups = groups_of(self.module, self.component, buffers=self.buffers)
+            mine = [group for group in groups if not group.streamed]
+            parked = [group for group in mine if group.state is GroupState.PARKED]
+            resident = [group for group in mine if group.state is GroupState.RESIDENT and group.device.type != "cpu"]
+            report = ParkReport(component=self.component, decision=self._decide(resident, parked, need))
+            if report.decision.verdict == "keep":  # what stands in the way of a park would only make it smaller
+                self._release(groups)
+                for group in resident:
                     if group.host is not None and group.host.file is None:  # a mapped one costs nothing
                         group.host = None
+            else:
+                self._survey_and_park(resident, parked, need, report)
             report.seconds = time.perf_counter() - started
             logger.info("%s", report)
             return report
+
+    def _survey_and_park(
+        self, resident: list[StorageGroup], parked: list[StorageGroup], need: int | None, report: ParkReport
+    ) -> None:
+        """Park what can be parked of the ``resident`` groups; decide again if that is not all of them."""
+        found = survey(self.module, self.component)
+        movable, skipped = self._movable(found)
+        if movable.keys() != set(resident):
+            report.decision = self._decide(list(movable), parked, need)
+        if found.refusal:
+            self._hold([*found.resident, *found.parked])
+            report.decision = ParkDecision(
+                verdict="refuse", reason=found.refusal, bytes=sum(group.nbytes for group in [*movable, *parked])
+            )
+        elif report.decision.verdict == "park":
+            report.skipped = found.skipped + skipped + plain_tensors(self.module)
+            found.resident.clear()  # drop the storages, or nothing is freed below
+            self._to_host(movable, report)
 
     def _movable(self, found: Survey) -> tuple[dict[StorageGroup, torch.UntypedStorage], list[Skipped]]:
         """The resident groups that parking would move, and those that it must leave, with the reason."""
@@ -129,18 +147,14 @@ class Parking:
                 movable[group] = storage
         return movable, skipped
 
-    def _decide(self, found: Survey, movable: list[StorageGroup], need: int | None) -> ParkDecision:
-        parked = [group for group in found.parked if not group.streamed]
-        if found.refusal:
-            self._hold([*found.resident, *found.parked])
-            return ParkDecision(verdict="refuse", reason=found.refusal, bytes=sum(g.nbytes for g in movable + parked))
-        device = next((group.device for group in movable + parked), torch.device("cpu"))
+    def _decide(self, resident: list[StorageGroup], parked: list[StorageGroup], need: int | None) -> ParkDecision:
+        device = next((group.device for group in resident + parked), torch.device("cpu"))
         return decide(
             self.config,
             device,
-            resident=sum(group.nbytes for group in movable),
+            resident=sum(group.nbytes for group in resident),
             parked=sum(group.nbytes for group in parked),
-            new_host_bytes=sum(group.nbytes for group in movable if group.host is None),
+            new_host_bytes=sum(group.nbytes for group in resident if group.host is None),
             returning=sum(p.parked_bytes(device) for p in _parkings if p is not self),
             need=need,
         )
@@ -150,7 +164,8 @@ class Parking:
         if not movable:
             return
         copies: dict[StorageGroup, HostCopy] = {}
-        placeholders = [placeholder(g.device, v.dtype, v.inference) for g in movable for v in g.views]
+        kinds = {(g.device, v.dtype, v.inference) for g in movable for v in g.views}
+        placeholders = [placeholder(*kind) for kind in kinds]  # made before they are needed
         for device in {group.device for group in movable}:
             synchronize(device)  # a side stream may still read what is about to be freed
         try:
@@ -300,7 +315,7 @@ class Parking:
         for group in groups:
             group.holders.add(me)
 
-    def _release(self, groups: list[StorageGroup]) -> None:
+    def _release(self, groups: Iterable[StorageGroup]) -> None:
         me = weakref.ref(self)
         for group in groups:
             group.holders.discard(me)

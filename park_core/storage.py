@@ -70,6 +70,18 @@ class View:
             inner,
         )
 
+    def is_still(self, tensor: Tensor, name: str) -> bool:
+        """Is this what :meth:`of` would say of ``tensor`` now?"""
+        return (
+            self.ref() is tensor
+            and self.name == name
+            and self.dtype == tensor.dtype
+            and self.shape == tensor.shape
+            and self.stride == tensor.stride()
+            and self.offset == tensor.storage_offset()
+            and self.inference == tensor.is_inference()
+        )
+
     def describes(self, memory: Tensor) -> bool:
         """Is this view all of ``memory``, a contiguous tensor over a storage of its own?"""
         return memory.dtype == self.dtype and memory.shape == self.shape and memory.is_inference() == self.inference
@@ -127,23 +139,23 @@ class StorageGroup:
         return " = ".join(dict.fromkeys(view.name for view in self.views if view.name))
 
 
-# Keyed by the storage's Python object, which torch keeps as long as the storage: an entry goes away with the memory.
-_resident: weakref.WeakKeyDictionary[torch.UntypedStorage, StorageGroup] = weakref.WeakKeyDictionary()
-
-
 def group_of(storage: torch.UntypedStorage) -> StorageGroup | None:
     """The group that is resident in ``storage``, if it is known."""
-    return _resident.get(storage)
+    return getattr(storage, "_park_group", None)
 
 
 def settle(group: StorageGroup, storage: torch.UntypedStorage) -> None:
-    """Record that ``group`` is resident in ``storage``."""
-    _resident[storage] = group
+    """Record that ``group`` is resident in ``storage``.
+
+    Torch keeps the storage's Python object as long as the storage, so the record goes away with the memory.
+    """
+    storage._park_group = group  # type: ignore[attr-defined]
 
 
 def unsettle(storage: torch.UntypedStorage) -> None:
     """Forget the group of ``storage``, which holds it from now on and would keep its own entry alive."""
-    _resident.pop(storage, None)
+    if group_of(storage) is not None:
+        del storage._park_group  # type: ignore[attr-defined]
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:

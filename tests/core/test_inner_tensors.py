@@ -66,6 +66,17 @@ class Product(Tensor):
         return func(*(a.content * a.scale if isinstance(a, cls) else a for a in args), **kwargs)
 
 
+class Fleeting(Product):
+    """Tells what it wraps, but hands out another tensor each time."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["view"], None
+
+    @property
+    def view(self) -> Tensor:
+        return self.content[:]
+
+
 class Scaled(Product):
     """Tells what it wraps. Either may be such a tensor, too."""
 
@@ -158,6 +169,11 @@ def total(component: nn.Module) -> int:
     return sum({s.data_ptr(): s.nbytes() for t in parts(component).values() if (s := t.untyped_storage())}.values())
 
 
+def held_below_torch_functions(component: nn.Module) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return sum(part.untyped_storage().nbytes() for part in parts(component).values())
+
+
 def test_the_bytes_fall_and_come_back(component: nn.Sequential, fake_device: FakeDevice) -> None:
     weight, expected, before = component[0].weight, content(component), parts(component)
     weight.note = "kept"
@@ -171,6 +187,7 @@ def test_the_bytes_fall_and_come_back(component: nn.Sequential, fake_device: Fak
         assert (report.bytes_freed, report.skipped) == (size, [])
         assert fake_device.requested == 0
         assert type(weight) is identity
+        assert held_below_torch_functions(component) == 0
         restored = parking.restore()
         assert restored.bytes_restored == size
         assert fake_device.requested == resident
@@ -216,6 +233,13 @@ USES: dict[str, Callable[[nn.Sequential], object]] = {
 def without_torch_functions(function: Callable[[], object]) -> object:
     with torch._C.DisableTorchFunctionSubclass():
         return function()
+
+
+def test_the_guard_comes_before_the_work_of_the_wrapper(component: nn.Sequential) -> None:
+    Parking(component, "component", ALWAYS).park()
+    for run in (component, component[0]):
+        with pytest.raises(WeightsParkedError, match=r"^Linear\.forward needs '0\.weight\."):
+            run(rows(component))
 
 
 @pytest.mark.parametrize("use", USES)
@@ -479,17 +503,68 @@ def test_one_inner_tensor_that_is_viewed_elsewhere_is_named(fake_device: FakeDev
     assert_same(component, expected)
 
 
-def test_what_does_not_tell_what_it_wraps_is_named_with_its_true_bytes_and_untouched(fake_device: FakeDevice) -> None:
+@pytest.mark.parametrize("cls", [Product, Fleeting])
+def test_what_does_not_tell_what_it_wraps_is_named_with_its_true_bytes_and_untouched(
+    fake_device: FakeDevice, cls: type[Product]
+) -> None:
     component = nn.Linear(4, 4).requires_grad_(False).to(fake_device.device)
     inner = torch.arange(8, dtype=torch.int8, device=fake_device.device)
-    component.nameless = nn.Parameter(Product(inner, torch.tensor(2.0, device=fake_device.device)), requires_grad=False)
-    pointer = inner.data_ptr()
-    report = Parking(component, "component", ALWAYS).park()
-    assert report.skipped == [("nameless", "its class Product wraps other tensors and does not tell which", 8 + 4)]
+    odd = component.odd = nn.Parameter(cls(inner, torch.tensor(2.0, device=fake_device.device)), requires_grad=False)
+    pointer = odd.content.data_ptr()
+    parking = Parking(component, "component", ALWAYS)
+    report = parking.park()
+    assert report.skipped == [("odd", f"its class {cls.__name__} wraps other tensors and does not tell which", 8 + 4)]
     assert report.bytes_freed == 20 * 4
     assert fake_device.requested == 8 + 4
-    assert component.nameless.content.data_ptr() == pointer
-    assert torch.equal(component.nameless.content.cpu(), torch.arange(8, dtype=torch.int8))
+    assert odd.content.data_ptr() == pointer
+    assert torch.equal((odd + 0).cpu(), torch.arange(8) * 2.0)
+
+
+def test_an_inner_tensor_that_autograd_holds_is_named(fake_device: FakeDevice) -> None:
+    scale = torch.ones((), device=fake_device.device, requires_grad=True)
+    component = nn.Module()
+    inner = Scaled(torch.ones(8, device=fake_device.device), scale.detach())
+    component.register_parameter("weight", nn.Parameter(inner, requires_grad=False))
+    component.weight.scale = scale * 2
+    del inner
+    report = Parking(component, "component", ALWAYS).park()
+    assert report.skipped == [("weight.scale", "it is inside a wrapper, and autograd holds it", 4)]
+    assert report.bytes_freed == 8 * 4
+
+
+@pytest.mark.parametrize("kind", ["DTensor", "one level"])
+@pytest.mark.parametrize("source", ["the host", "the device"])
+def test_a_trainable_weight_stays_one(fake_device: FakeDevice, kind: str, source: str) -> None:
+    component = KINDS[kind]().requires_grad_(True).to("cpu" if source == "the host" else fake_device.device)
+    weight, values = component.weight, content(component)
+    parking = Parking(component, "component", ALWAYS, fake_device.device)
+    for _ in range(2):
+        parking.restore()
+        assert weight.device == fake_device.device
+        assert (weight.requires_grad, weight.is_leaf, weight.grad) == (True, True, None)
+        assert fake_device.requested == total(component)
+        assert parking.park().decision.verdict == "park"
+        assert fake_device.requested == 0
+    parking.restore()
+    assert component.weight is weight
+    assert_same(component, values)
+    assert component(rows(nn.Sequential(component))).requires_grad
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_failure_on_the_way_from_the_host_leaves_it_there(fake_device: FakeDevice, k: int) -> None:
+    component = KINDS["two levels"]()
+    weight, values = component.weight, content(component)
+    parking = Parking(component, "component", ALWAYS, fake_device.device)
+    fake_device.fail_allocation(after=k)
+    with pytest.raises(torch.OutOfMemoryError):
+        parking.restore()
+    assert {tensor.device.type for tensor in (weight, *parts(component).values())} == {"cpu"}
+    assert fake_device.requested == 0
+    assert_same(component, values)
+    parking.restore()
+    assert weight.device == fake_device.device
+    assert_same(component, values)
 
 
 def test_a_wrapper_that_is_deleted_while_parked_takes_its_host_copies_along(component: nn.Sequential) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import ALWAYS, assert_same_bits, snapshot
-from park_core import Parking, WeightsParkedError
+from park_core import OffloadConfig, Parking, WeightsParkedError
 from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
 
@@ -143,8 +145,6 @@ def test_what_two_components_share_is_parked_when_both_released_it(
 
 
 def test_equal_neighbours_do_not_flip_each_other(fake_device: FakeDevice) -> None:
-    from park_core import OffloadConfig
-
     config = OffloadConfig(performance_mode="memory", significance=0.5)
     components = [nn.Linear(1024, 1024, bias=False).to(fake_device.device) for _ in range(2)]
     parkings = [Parking(component, "component", config) for component in components]
@@ -174,3 +174,37 @@ def test_weights_that_autograd_needs_are_refused(fake_device: FakeDevice, rows: 
     component.zero_grad()
     del loss
     assert parking.park().decision.verdict == "park"
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "nothing": lambda c: None,
+    "replaced": lambda c: setattr(c[0], "weight", nn.Parameter(c[0].weight.new_ones(64, 64))),
+    "other data": lambda c: setattr(c[0].weight, "data", c[0].weight.new_ones(64, 64)),
+    "other data of another storage": lambda c: setattr(c[0].weight, "data", c[0].weight.new_ones(64, 64)[:1]),
+    "resized": lambda c: c[0].weight.untyped_storage().resize_(1000),
+    "added": lambda c: c.append(nn.Linear(64, 64).to(c[0].weight.device)),
+    "deleted": lambda c: c.__delitem__(1),
+    "tied": lambda c: setattr(c[1], "weight", c[0].weight),
+    "tied by storage": lambda c: setattr(c[1].weight, "data", c[0].weight.data),
+    "moved to the host": lambda c: c[1].to("cpu"),
+    "a buffer": lambda c: c[0].register_buffer("table", c[0].weight.new_ones(64, 64)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_decision_is_by_the_weights_as_they_are_now(
+    component: nn.Sequential, fake_device: FakeDevice, change: str
+) -> None:
+    parking = Parking(component, "component", OffloadConfig(performance_mode="memory"))
+    assert parking.park().decision.bytes == 2 * 20 * 4
+    CHANGES[change](component)
+    storages = {w.untyped_storage() for w in component.parameters() if w.device == fake_device.device}
+    expected = sum(storage.nbytes() for storage in storages)
+    decision = parking.park().decision
+    assert (decision.verdict, decision.bytes) == ("keep", expected)
+    assert {"nothing", "a buffer", "replaced", "added", "deleted"} >= {change} or expected != 2 * 20 * 4
+    fake_device.set_cap(fake_device.allocated + 64 * 10)
+    del storages
+    report = parking.park()
+    assert (report.decision.verdict, report.decision.bytes) == ("park", expected)
+    assert report.bytes_freed == expected

@@ -10,6 +10,7 @@ import torch
 from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, non_layer_weights, snapshot
 from park_core import ComponentResidencyManager, OffloadConfig, PerformanceMode, WeightsParkedError
 from park_core.parked_tensor import is_parked
+from park_core.storage import group_of
 from pytest_park.fakegpu import FakeDevice
 
 Headroom = Callable[[int], int]
@@ -132,8 +133,6 @@ def test_the_end_of_a_request_keeps_parked_weights_parked(
 
 def host_bytes(component: Denoiser) -> int:
     """Bytes of host copies that parking holds."""
-    from park_core.storage import _resident
-
     weights = non_layer_weights(component).values()
-    groups = [_resident.get(weight.untyped_storage()) for weight in weights if not is_parked(weight)]
+    groups = [group_of(weight.untyped_storage()) for weight in weights if not is_parked(weight)]
     return sum(group.nbytes for group in groups if group is not None and group.host is not None)
