@@ -20,7 +20,7 @@ from park_core.report import ParkReport, RestoreReport
 from park_core.survey import Survey, owned_tensors, survey
 from park_core.wrappers import follow_inner_tensors
 
-__all__ = ["OffloadedComponent", "configure", "disable", "offload_of"]
+__all__ = ["OffloadedComponent", "configure", "disable", "hold_in", "offload_of"]
 
 # Not an attribute of the module: a copy of the module is a module of its own, and a pickle has nothing of ours in it.
 _offloads: weakref.WeakKeyDictionary[nn.Module, OffloadedComponent] = weakref.WeakKeyDictionary()
@@ -121,6 +121,8 @@ def configure(
                 manager.remove()
             old.parking.retire()
         settings = (config or OffloadConfig()).for_component(name)
+        if settings.compute_dtype is not None:
+            hold_in(module, settings.compute_dtype)
         offload = _offloads[module] = OffloadedComponent(module, layer_names, name, settings, where)
         return offload
 
@@ -131,6 +133,19 @@ def disable(module: nn.Module) -> None:
         if (offload := _offloads.get(module)) is not None:
             offload.remove()  # which may run out of memory; then the offload goes on
             del _offloads[module]
+
+
+def hold_in(module: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the floating-point weights and buffers of a component in ``dtype`` from now on, wherever they are.
+
+    Those of one byte (float8) stay: they are quantised, and a cast would not bring the values back.
+    """
+
+    def other(tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dtype != dtype
+
+    if any(other(member.tensor) for member in owned_tensors(module)):
+        module._apply(lambda tensor: tensor.to(dtype) if other(tensor) else tensor)  # as Module.to does
 
 
 def offload_of(module: nn.Module) -> OffloadedComponent | None:

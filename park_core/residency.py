@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from park_core.component import OffloadedComponent, offload_of
+from park_core.component import OffloadedComponent, hold_in, offload_of
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
 from park_core.memory import device_headroom
@@ -37,7 +38,7 @@ class ComponentUse:
         component_name: which component.
         stage_name: of the pipeline stage, for reports.
         memory_need: bytes that the stage needs besides the component's weights; idle components are parked for them.
-        target_dtype: dtype in which a resident component is held.
+        target_dtype: dtype in which the component is held from this use on.
         preferred: the next request starts with this component: leave it ready at the end of the request.
     """
 
@@ -56,11 +57,13 @@ class ResidencyState:
         device: where the components run.
         reports: what was parked and restored, in order.
         uses: the uses of this request so far, the last one of each component.
+        order: the components that are still to be used, in order, as far as that was declared.
     """
 
     device: torch.device
     reports: list[ParkReport | RestoreReport] = field(default_factory=list)
     uses: dict[str, ComponentUse] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
 
 
 class ComponentResidencyStrategy:
@@ -92,8 +95,6 @@ class ResidentStrategy(ComponentResidencyStrategy):
         report = Parking(module, use.component_name, never, state.device).restore()
         if report.bytes_restored:
             state.reports.append(report)
-        if use.target_dtype is not None:
-            module.to(use.target_dtype)
 
 
 class ComponentOffloadStrategy(ComponentResidencyStrategy):
@@ -137,7 +138,8 @@ class ComponentResidencyManager:
         components: the modules by name.
         strategies: by component name; default: :class:`LayerwiseOffloadStrategy` for a component under layerwise
             offload, :class:`ResidentStrategy` for any other.
-        config: settings for components that are ``layerwise_offloadable`` but not configured yet.
+        config: settings for components that are ``layerwise_offloadable`` but not configured yet; its
+            ``compute_dtype`` is for all components.
         device: where the components run; default: the current accelerator.
     """
 
@@ -157,7 +159,11 @@ class ComponentResidencyManager:
         if unknown := set(strategies or {}) - set(self.components):
             raise ParkError(f"strategies for unknown components {sorted(unknown)}; known: {sorted(self.components)}")
         for name, module in self.components.items():
-            if config is not None and offload_of(module) is None and hasattr(module, "configure_layerwise_offload"):
+            if config is None:
+                continue
+            if (dtype := config.for_component(name).compute_dtype) is not None:
+                hold_in(module, dtype)
+            if offload_of(module) is None and hasattr(module, "configure_layerwise_offload"):
                 module.configure_layerwise_offload(config, device=where, component_name=name)  # type: ignore[operator]
         self.strategies: dict[str, ComponentResidencyStrategy] = {
             name: LayerwiseOffloadStrategy() if offload_of(module) else ResidentStrategy()
@@ -170,9 +176,16 @@ class ComponentResidencyManager:
         """What was parked and restored in the newest request, in order."""
         return self._state.reports
 
-    def begin_request(self) -> None:
-        """A new request: forget the reports and uses of the last one."""
-        self._state.reports, self._state.uses = [], {}
+    def begin_request(self, order: Sequence[str] = ()) -> None:
+        """A new request: forget the reports and uses of the last one.
+
+        Args:
+            order: the components in the order of their uses, if it is known. Then the next one is made ready at the end
+                of each use, if there is room for it.
+        """
+        for name in order:
+            self._known(name)
+        self._state.reports, self._state.uses, self._state.order = [], {}, list(order)
 
     @contextmanager
     def use(
@@ -195,8 +208,7 @@ class ComponentResidencyManager:
             target_dtype: see :class:`ComponentUse`.
             preferred: see :class:`ComponentUse`.
         """
-        if name not in self.components:
-            raise ParkError(f"no component {name!r}; there are {sorted(self.components)}")
+        self._known(name)
         need = None if memory_need is None else parse_size(memory_need)
         use = ComponentUse(
             component_name=name,
@@ -213,6 +225,8 @@ class ComponentResidencyManager:
             self._state.uses[name] = use
             self._depth[name] += 1
             try:
+                if target_dtype is not None:
+                    hold_in(module, target_dtype)  # before they come: that takes less memory
                 self._make_room(use)
                 strategy.prepare_for_use(module, use, self._state)
                 yield module
@@ -223,20 +237,51 @@ class ComponentResidencyManager:
                 strategy.finish_use(module, use, self._state)
             finally:
                 self._depth[name] -= 1
+        self._prefetch_after(name)
 
     def finish_request(self) -> None:
-        """The request is over: every component that was used becomes what its strategy says."""
+        """The request is over: every component that was used becomes what its strategy says, also if one fails."""
+        failures: list[Exception] = []
         for name, use in self._state.uses.items():
             module, preferred = self.components[name], use.preferred
             with use_lock(module):
-                self.strategies[name].finish_request(module, use, self._state, preferred=preferred)
+                try:
+                    self.strategies[name].finish_request(module, use, self._state, preferred=preferred)
+                except Exception as failure:
+                    failures.append(failure)
+        self._state.order = []
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(f"and another component failed: {other!r}")
+            raise failures[0]
 
     def prefetch(self, name: str) -> None:
         """Start to make a component ready that is used next."""
+        self._known(name)
         use = ComponentUse(component_name=name)
         with use_lock(self.components[name]):
             self._state.uses.setdefault(name, use)
             self.strategies[name].prefetch_for_use(self.components[name], use, self._state)
+
+    def _prefetch_after(self, name: str) -> None:
+        """Make the component ready that comes next in the declared order. That is a favour: without room nothing is
+        done, and the next use does it, which may make room first."""
+        order = self._state.order
+        if name not in order:
+            return
+        del order[: order.index(name) + 1]
+        if not order or not (lock := use_lock(self.components[order[0]])).acquire(blocking=False):  # it is in use
+            return
+        try:
+            self.prefetch(order[0])
+        except torch.OutOfMemoryError as failure:
+            traceback.clear_frames(failure.__traceback__)
+        finally:
+            lock.release()
+
+    def _known(self, name: str) -> None:
+        if name not in self.components:
+            raise ParkError(f"no component {name!r}; there are {sorted(self.components)}")
 
     def _make_room(self, use: ComponentUse) -> None:
         """Park idle components that were kept on the device, until the stated need is covered."""

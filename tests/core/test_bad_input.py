@@ -63,6 +63,7 @@ def test_a_size_that_is_none_is_refused(denoiser: Denoiser, size: object) -> Non
         ({"resident_layers": 1.5}, "fraction"),
         ({"prefetch": -1}, "count"),
         ({"residency_policy": "random"}, "leading, strided"),
+        ({"compute_dtype": torch.int8}, "compute_dtype"),
         ({"pin_memory": "lots"}, "pin_memory .* .lots. is not a size"),
         ({"components": {"vae": {"residents": 3}}}, "residents"),
     ],

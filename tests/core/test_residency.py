@@ -12,8 +12,12 @@ from conftest import ALWAYS, MEMORY, Denoiser, assert_same_bits, snapshot
 from park_core import (
     ComponentOffloadStrategy,
     ComponentResidencyManager,
+    ComponentResidencyStrategy,
+    LayerwiseOffloadStrategy,
     OffloadConfig,
+    ParkError,
     ParkReport,
+    ResidentStrategy,
     RestoreReport,
     layerwise_offloadable,
 )
@@ -40,11 +44,47 @@ def test_an_unconfigured_component_is_resident(fake_device: FakeDevice) -> None:
     assert_same_bits(snapshot(component), values)
 
 
-def test_the_target_dtype_holds_a_resident_component_in_it(fake_device: FakeDevice) -> None:
-    component = vae()
-    manager = ComponentResidencyManager({"vae": component}, device=fake_device.device)
-    with manager.use("vae", target_dtype=torch.bfloat16) as ready:
-        assert {weight.dtype for weight in ready.parameters()} == {torch.bfloat16}
+STRATEGIES: dict[str, ComponentResidencyStrategy] = {
+    "resident": ResidentStrategy(),
+    "offloaded": ComponentOffloadStrategy(),
+    "layerwise": LayerwiseOffloadStrategy(),
+}
+
+
+def in_float32() -> nn.Module:
+    torch.manual_seed(1)
+    component = nn.Module()
+    component.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+    component.head = nn.Linear(256, 256)
+    component.register_buffer("steps", torch.arange(4))
+    component.quantised = nn.Parameter(torch.ones(256).to(torch.float8_e4m3fn), requires_grad=False)
+    return component.requires_grad_(False)
+
+
+@pytest.mark.parametrize("when", ["from load", "at a use"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_component_is_held_in_its_compute_dtype_before_it_comes(
+    fake_device: FakeDevice, strategy: str, when: str
+) -> None:
+    component = in_float32()
+    expected = {
+        name: value.bfloat16() if value.dtype == torch.float32 else value for name, value in snapshot(component).items()
+    }
+    size = sum(value.nbytes for value in expected.values())
+    dtype = torch.bfloat16 if when == "from load" else None
+    config = OffloadConfig(parking="always", compute_dtype=dtype)
+    if strategy == "layerwise":
+        layerwise_offloadable(component, ["layers"])
+        if when == "at a use":
+            component.configure_layerwise_offload(config, device=fake_device.device)
+            component.park_non_layer_weights()
+            fake_device.clear_transfers()
+    manager = ComponentResidencyManager(
+        {"vae": component}, {"vae": STRATEGIES[strategy]}, config, device=fake_device.device
+    )
+    with manager.use("vae", target_dtype=None if dtype else torch.bfloat16) as ready:
+        assert_same_bits(snapshot(ready), expected)
+    assert sum(t.bytes for t in fake_device.transfers if t.kind == "h2d") <= size  # never the float32 weights
 
 
 def test_the_configuration_is_given_to_offloadable_components(fake_device: FakeDevice) -> None:
@@ -117,6 +157,86 @@ def test_a_whole_component_can_wait_on_the_host(fake_device: FakeDevice) -> None
         assert fake_device.requested == rows.nbytes
     assert torch.equal(*outputs)
     assert_same_bits(snapshot(component), values)
+
+
+def two(device: FakeDevice) -> tuple[ComponentResidencyManager, nn.Module, nn.Module]:
+    """A manager of a text encoder and a VAE that are parked now."""
+    components = {name: layerwise_offloadable(vae(), []) for name in ("text_encoder", "vae")}
+    manager = ComponentResidencyManager(components, config=ALWAYS, device=device.device)
+    for name in components:
+        with manager.use(name):
+            pass
+    return manager, *components.values()
+
+
+def test_the_next_component_of_a_declared_order_is_made_ready(fake_device: FakeDevice) -> None:
+    manager, text_encoder, decoder = two(fake_device)
+    manager.begin_request(["text_encoder", "vae", "text_encoder", "vae"])
+    with manager.use("text_encoder"):
+        assert is_parked(decoder[0].weight)
+    assert not is_parked(decoder[0].weight)
+    assert is_parked(text_encoder[0].weight)
+    with manager.use("vae"):
+        pass
+    assert not is_parked(text_encoder[0].weight)
+    manager.finish_request()  # it was not used after all
+    assert is_parked(text_encoder[0].weight)
+    with manager.use("text_encoder"):
+        pass
+    assert is_parked(decoder[0].weight)  # the order was that of the last request
+
+
+def test_a_use_that_the_order_does_not_foresee_makes_nothing_ready(fake_device: FakeDevice) -> None:
+    manager, text_encoder, decoder = two(fake_device)
+    manager.begin_request(["text_encoder", "vae", "text_encoder"])
+    with manager.use("vae"):  # the first stage was left out
+        pass
+    assert (is_parked(text_encoder[0].weight), is_parked(decoder[0].weight)) == (False, True)
+    manager.begin_request(["vae"])
+    with manager.use("text_encoder"):
+        pass
+    assert is_parked(decoder[0].weight)
+    with pytest.raises(ParkError, match="no component 'dit'"):
+        manager.begin_request(["vae", "dit"])
+    with pytest.raises(ParkError, match="no component 'dit'"):
+        manager.prefetch("dit")
+
+
+def test_no_room_for_the_next_component_is_not_an_error(fake_device: FakeDevice) -> None:
+    manager, _, decoder = two(fake_device)
+    manager.begin_request(["text_encoder", "vae"])
+    with manager.use("text_encoder"):
+        fake_device.fail_device_copy()
+    assert is_parked(decoder[0].weight)
+    with manager.use("vae"):
+        assert not is_parked(decoder[0].weight)
+
+
+def test_a_stage_that_fails_makes_nothing_ready(fake_device: FakeDevice) -> None:
+    manager, text_encoder, decoder = two(fake_device)
+    manager.begin_request(["text_encoder", "vae"])
+    with pytest.raises(ValueError, match="stage"), manager.use("text_encoder"):
+        raise ValueError("the stage failed")
+    assert is_parked(text_encoder[0].weight)
+    assert is_parked(decoder[0].weight)
+
+
+def test_a_component_that_cannot_be_finished_does_not_keep_the_others(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, _, decoder = two(fake_device)
+    manager.begin_request()
+    with manager.use("text_encoder"), manager.use("vae"):
+        pass
+    manager.prefetch("vae")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("cannot be finished")
+
+    monkeypatch.setattr(manager.strategies["text_encoder"], "finish_request", fail)
+    with pytest.raises(RuntimeError, match="cannot be finished"):
+        manager.finish_request()
+    assert is_parked(decoder[0].weight)
 
 
 def test_a_use_inside_a_use_changes_nothing(fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor) -> None:
