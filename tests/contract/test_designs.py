@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_park.contract import Parkable, Verdict
 from pytest_park.contract.examine import judge
-from pytest_park.contract.probes import batch, linear
+from pytest_park.contract.probes import SUBCLASS, batch, linear
 from pytest_park.contract.registry import all_checks
 from pytest_park.contract.verdict import error_text
 from pytest_park.fakegpu import FakeDevice
@@ -43,9 +43,9 @@ def one_element_that_is_nan(device: FakeDevice) -> Parkable:
     return Parkable(module, batch(device.device), park=park, restore=restore, fake_device=device)
 
 
-def moved_by_a_hook(device: FakeDevice) -> Parkable:
+def moved_by_a_hook(device: FakeDevice, module: nn.Module | None = None) -> Parkable:
     """Parked by moving the module to the host; a hook of its forward moves it back."""
-    module = linear(16, 16, device.device)
+    module = module or linear(16, 16, device.device)
 
     def restore(*_: Any) -> None:
         module.to(device.device)
@@ -90,3 +90,10 @@ def test_the_line_above_the_report_of_a_race_is_not_its_text() -> None:
     assert error_text(RuntimeError("=====\nthe sanitizer detected a race\nmore")) == (
         "RuntimeError: the sanitizer detected a race"
     )
+
+
+def test_what_a_wrapper_holds_may_be_other_objects_afterwards(fake_device: FakeDevice) -> None:
+    found = verdict(
+        "c39_", "a wrapper subclass", moved_by_a_hook(fake_device, SUBCLASS.probe(fake_device.device).module)
+    )
+    assert found.outcome == "kept", found.reason

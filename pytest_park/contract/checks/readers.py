@@ -172,6 +172,7 @@ def check_a_copy_is_independent(case: Case, how: tuple[Callable[[nn.Module], Any
         case.park()
     else:
         case.cycle()
+    case.device.relieve()
     refused = case.attempt("copy", lambda: made.append(make(case.module)))
     if refused is not None:
         if state == "resident":
@@ -179,7 +180,6 @@ def check_a_copy_is_independent(case: Case, how: tuple[Callable[[nn.Module], Any
         case.restore()
         case.expect_same(after="a copy was refused")
         return
-    case.device.relieve()
     twin = made[0]
     restore = getattr(case.parkable.restore, "__func__", None)
     if getattr(case.parkable.restore, "__self__", None) is case.module and restore is not None:
@@ -217,6 +217,7 @@ CONVERSIONS: dict[str, Callable[[nn.Module], Any]] = {
 )
 def check_a_conversion_while_parked_is_honoured(case: Case, convert: Callable[[nn.Module], Any]) -> None:
     case.park()
+    case.device.relieve()
     refused = case.attempt("convert while parked", lambda: convert(case.module))
     case.restore()
     if refused is not None:
