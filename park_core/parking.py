@@ -83,6 +83,9 @@ class Parking:
     def park(self, *, need: int | None = None) -> ParkReport:
         """Move the non-layer weights to the host if that pays; see :class:`ParkDecision` for what pays.
 
+        It waits for the end of a use (``ComponentResidencyManager.use``) and for what the device still does. A forward
+        of another thread outside of a use takes no lock, which would cost every forward: do not park under it.
+
         Args:
             need: bytes that the next stage needs. Decides instead of the significance.
         """
@@ -174,8 +177,8 @@ class Parking:
             for group, mover in self._movers(stale):
                 copies[group] = mover.to_host(group, movable[group], into=group.host)
                 copies[group].fingerprint = current[group]
-            for group in movable:
-                group.host = copies.get(group, group.host)
+            for group in movable:  # no name for the storage, or the last one is not freed below
+                group.host, group.address = copies.get(group, group.host), movable[group].data_ptr()
                 hide(group)
             refresh_guards(self.module)
         except BaseException as failure:
@@ -224,8 +227,10 @@ class Parking:
             traceback.clear_frames(failure.__traceback__)
             raise
         self._parked = []
-        self._keep_or_drop(groups)
+        storages = {group: storage for group in groups if (storage := _storage_of(group)) is not None}
+        self._keep_or_drop(storages)
         report.bytes_restored = report.bytes_to_device = sum(group.nbytes for group in groups)
+        report.bytes_relocated = sum(g.nbytes for g, s in storages.items() if g.address not in (0, s.data_ptr()))
 
     def _bring(self, groups: list[StorageGroup]) -> None:
         memory = {group: mover.to_device(group) for group, mover in self._movers(groups)}
@@ -256,13 +261,12 @@ class Parking:
             found |= zip(here, known_fingerprints([group.memory(movable[group]) for group in here]), strict=True)
         return found
 
-    def _keep_or_drop(self, groups: list[StorageGroup]) -> None:
+    def _keep_or_drop(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> None:
         """Keep host copies of resident groups that can save the next transfer; nobody else may hold their memory."""
         keep = config_parks(self.config) and self.config.keep_host_copies
-        storages = {group: storage for group in groups if (storage := _storage_of(group)) is not None}
         unknown = {g: s for g, s in storages.items() if g.host and g.host.kind == "adopted" and not g.host.fingerprint}
         current = self._fingerprints(unknown) if keep else {}
-        for group in groups:
+        for group in storages:
             host = group.host
             assert host is not None
             host.fingerprint = host.fingerprint or current.get(group)

@@ -76,12 +76,15 @@ class RestoreReport:
     Attributes:
         component: name of the component.
         bytes_restored: bytes of weights that are back on the device.
+        bytes_relocated: those of them that came back to another address than they left. A graph that was captured
+            before (``torch.cuda.CUDAGraph``) still reads the old one: capture it again.
         bytes_to_device: bytes that were transferred.
         seconds: wall time.
     """
 
     component: str
     bytes_restored: int = 0
+    bytes_relocated: int = 0
     bytes_to_device: int = 0
     seconds: float = 0.0
 

@@ -107,6 +107,7 @@ class StorageGroup:
     state: GroupState = GroupState.RESIDENT
     views: list[View] = field(default_factory=list)
     host: HostCopy | None = None
+    address: int = 0  # on the device, when it was parked; 0 if it came from the host
     streamed: bool = False  # belongs to a LayerwiseOffloadManager, not to parking
     exposed: bool = False  # somebody was given the host copy, to read or to write, since the last transfer began
     load: Callable[[], None] | None = None  # brings the layer of a streamed group to the device

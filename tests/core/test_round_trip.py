@@ -190,3 +190,19 @@ def test_the_report_counts_what_was_freed_and_names_what_was_not(fake_device: Fa
     assert all(name in str(report) for name in reasons)
     view.fill_(7)
     assert component.first[2, 0] == 7  # what could not be freed still shares
+
+
+def test_weights_that_came_back_to_another_address_are_reported(fake_device: FakeDevice) -> None:
+    component = nn.Sequential(nn.Linear(64, 64), nn.Linear(4, 4)).requires_grad_(False).to(fake_device.device)
+    parking = Parking(component, "component", ALWAYS)
+    addresses = {name: weight.data_ptr() for name, weight in component.named_parameters()}
+    taken = []
+    for _ in range(3):
+        parking.park()
+        taken.append(torch.ones(64, 64, device=fake_device.device))
+        report = parking.restore()
+        now = {name: weight.data_ptr() for name, weight in component.named_parameters()}
+        elsewhere = [weight.nbytes for name, weight in component.named_parameters() if now[name] != addresses[name]]
+        assert report.bytes_relocated == sum(elsewhere) > 0
+        addresses = now
+    assert parking.restore().bytes_relocated == 0
