@@ -241,7 +241,7 @@ def _resize_(tensor: torch.Tensor, size: Any, *, memory_format: torch.memory_for
     storage, offset = tensor.untyped_storage(), tensor.storage_offset()
     needed = int(offset + wanted.numel()) * tensor.element_size()
     if needed > storage.nbytes():
-        storages.resize(storage, needed)
+        storage = storages.grown(tensor, needed)
     return tensor.set_(storage, offset, wanted.shape, wanted.stride())
 
 

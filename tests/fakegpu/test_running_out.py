@@ -14,8 +14,6 @@ from torch import nn
 from pytest_park.fakegpu import FakeDevice
 from pytest_park.sizes import GiB, KiB, MiB
 
-from .lacking import without_swap
-
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +126,7 @@ def test_running_out_says_the_numbers_in_the_words_of_cuda(fake_device: FakeDevi
         lambda: torch.arange(65 * MiB // 8, device="fakegpu"),
         lambda: nn.Linear(4200, 4200).to("fakegpu"),
         lambda: torch.UntypedStorage(65 * MiB, device="fakegpu"),
-        pytest.param(lambda: torch.empty(0, device="fakegpu").resize_(17 * MiB), marks=without_swap),
+        lambda: torch.empty(0, device="fakegpu").resize_(17 * MiB),
         lambda: torch.nn.functional.pad(torch.ones(1, device="fakegpu"), (0, 17 * MiB)),
     ],
     ids=["empty", "to", "clone", "arange", "module", "storage", "resize_", "pad"],

@@ -14,10 +14,11 @@ class Exempt:
     """Why an entry cannot be had, and what its test fails with."""
 
     reason: str
-    raises: type[BaseException]
+    raises: type[BaseException] | tuple[type[BaseException], ...]
+    strict: bool = True
 
     def mark(self) -> Any:
-        return pytest.mark.xfail(reason=self.reason, raises=self.raises, strict=True)
+        return pytest.mark.xfail(reason=self.reason, raises=self.raises, strict=self.strict)
 
 
 _CUDA_ONLY = Exempt("torch compiles such functions for CUDA and ROCm only", AssertionError)
@@ -35,6 +36,9 @@ EXCEPTIONS: dict[tuple[str, str], Exempt] = {
         for kind in ("float32", "dtypes", "backward")
         for name in ("to_sparse", "sparse_mm_reduce", "sparse_sampled_addmm")
     },
+    ("out", "torch__scaled_mm_v2"): Exempt(
+        "torch 2.10 asks a GPU which samples are valid", (AssertionError, RuntimeError), strict=False
+    ),
     ("out", "normal_number_mean"): Exempt("an out= that is too large is not made smaller for this one", RuntimeError),
 }
 
