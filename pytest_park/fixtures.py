@@ -32,7 +32,7 @@ def fake_device(request: pytest.FixtureRequest) -> Iterator[FakeDevice]:
     from pytest_park.fakegpu import activate
 
     wish = fake_device_wish(request.node)
-    with activate(memory=wish.memory, count=wish.count) as device:
+    with activate(wish.memory, count=wish.count, expandable_segments=wish.expandable_segments) as device:
         if wish.leaks == "error":
             leaks.watch(request.node, device)
         reporting.note_device(request.config, device, name="fake device")

@@ -14,11 +14,14 @@ from pytest_park.sizes import parse_size
 HELP: Final = (
     "real_gpu(*, vendor=None, count=1, memory=None): the test needs real GPUs and runs only under --real-gpu; vendor "
     "is nvidia, amd, intel or apple, memory a size such as '12 GiB' that the device must have at least.",
-    "fake_device(*, memory=None, count=None, leaks=None): the fake devices of the test have this memory and number, "
-    "whatever the options say; memory that outlives the test is an 'error', or with 'allow' is none.",
+    "fake_device(*, memory=None, count=None, leaks=None, expandable_segments=None): the fake devices of the test have "
+    "this memory and number, whatever the options say; memory that outlives the test is an 'error', or with 'allow' is "
+    "none; the allocator uses expandable segments or not, else as PYTORCH_ALLOC_CONF says.",
     "headroom(size): when the body of the test starts, the headroom of park_device is this many bytes, or a size such "
     "as '64 MiB'.",
 )
+
+_FAKE_DEVICE: Final = ("memory", "count", "leaks", "expandable_segments")
 
 
 def arguments(
@@ -53,23 +56,31 @@ def number(mark: str, nodeid: str, value: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeDeviceWish:
-    """The fake devices that a test wants: memory of each in bytes, their number, what memory is that outlives it."""
+    """The fake devices that a test wants: memory of each in bytes, their number, what memory is that outlives it, and
+    the kind of their segments (None: as the environment says)."""
 
     memory: int
     count: int
     leaks: Leaks
+    expandable_segments: bool | None
 
 
 def fake_device_wish(item: pytest.Item) -> FakeDeviceWish:
     """What the mark of a test says about its fake devices; what it does not say is as the options have it."""
     options = park_options(item.config)
     mark = item.get_closest_marker("fake_device")
-    given = {} if mark is None else arguments(mark, item.nodeid, keyword=("memory", "count", "leaks"))
-    memory, count, leaks = (given.get(name) for name in ("memory", "count", "leaks"))
+    given = {} if mark is None else arguments(mark, item.nodeid, keyword=_FAKE_DEVICE)
+    memory, count, leaks, expandable_segments = (given.get(name) for name in _FAKE_DEVICE)
+    if expandable_segments is not None and not isinstance(expandable_segments, bool):
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.fake_device: expandable_segments={expandable_segments!r} is neither True nor"
+            " False."
+        )
     return FakeDeviceWish(
         memory=options.fake_memory if memory is None else size("fake_device", item.nodeid, memory),
         count=options.fake_count if count is None else number("fake_device", item.nodeid, count),
         leaks=options.fake_leaks if leaks is None else leaks_named(leaks, f"{item.nodeid}: @pytest.mark.fake_device"),
+        expandable_segments=expandable_segments,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-_ADDRESS_BITS = 48
+ADDRESS_BITS = 48
+#: In place of the requested bytes of a block that is address space only: not 0, so that nobody takes it for free.
+UNMAPPED = -1
 
 
 class Block:
@@ -27,25 +28,63 @@ class Block:
         self.requested = 0
         self.uses: set[int] | None = None
 
+    def split(self, size: int) -> Block:
+        """Cut the block after *size* bytes; the rest, as a block of its own."""
+        after = self.following
+        rest = Block(self.address + size, self.size - size, self.segment, self.stream, self, after)
+        if after is not None:
+            after.previous = rest
+        self.following = rest
+        self.size = size
+        return rest
 
-@dataclass(eq=False, slots=True)
+    def absorb_following(self) -> None:
+        """Become one with the block behind."""
+        gone = self.following
+        assert gone is not None
+        self.size += gone.size
+        self.following = after = gone.following
+        if after is not None:
+            after.previous = self
+
+
 class Segment:
-    """What the driver gave in one piece."""
+    """What the driver gave in one piece; or, with *granule*, address space in which pieces of that size come and go."""
 
-    address: int
-    size: int
-    pool: Pool
-    stream: int
-    first: Block = field(init=False)
-    #: For the sanitizer: what streams last did with memory of it that is free now (`sanitizer.Access`).
-    left_by_owner: dict[tuple[int, int, int, bool], Any] = field(default_factory=dict)
-    left_by_others: dict[tuple[int, int, int, bool], Any] = field(default_factory=dict)
+    __slots__ = ("address", "first", "granule", "left_by_others", "left_by_owner", "pool", "size", "stream")
+
+    def __init__(self, address: int, size: int, pool: Pool, stream: int, granule: int = 0) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.stream = stream
+        self.granule = granule
+        self.first = Block(address, size, self, stream, None, None)
+        #: For the sanitizer: what streams last did with memory of it that is free now (`sanitizer.Access`).
+        self.left_by_owner: dict[tuple[int, int, int, bool], Any] = {}
+        self.left_by_others: dict[tuple[int, int, int, bool], Any] = {}
+
+    @property
+    def expandable(self) -> bool:
+        return self.granule > 0
 
     def blocks(self) -> Iterator[Block]:
         block: Block | None = self.first
         while block is not None:
             yield block
             block = block.following
+
+    def mapped_ranges(self) -> list[list[Block]]:
+        """The stretches with memory behind them, each as its blocks: a segment of its own in the eyes of a snapshot."""
+        ranges: list[list[Block]] = []
+        connected = False
+        for block in self.blocks():
+            if block.requested != UNMAPPED:
+                if not connected:
+                    ranges.append([])
+                ranges[-1].append(block)
+            connected = block.requested != UNMAPPED
+        return ranges
 
 
 class FreeList:
@@ -54,53 +93,55 @@ class FreeList:
     Size and address are one number, because numbers compare faster than pairs.
     """
 
-    __slots__ = ("_blocks", "_order", "_pools")
+    __slots__ = ("_blocks", "order")
 
-    def __init__(self, *pools: Pool) -> None:
-        self._pools = pools
-        self._order: list[int] = []
+    def __init__(self) -> None:
+        self.order: list[int] = []
         self._blocks: dict[int, Block] = {}
 
-    def __len__(self) -> int:
-        return len(self._order)
+    def __iter__(self) -> Iterator[Block]:
+        return (self._blocks[key] for key in list(self.order))
 
     def add(self, block: Block) -> None:
-        key = block.size << _ADDRESS_BITS | block.address
+        key = block.size << ADDRESS_BITS | block.address
         self._blocks[key] = block
-        insort(self._order, key)
-        if block.previous is not None or block.following is not None:
-            for pool in self._pools:
-                pool.leave_unused(block.size)
+        insort(self.order, key)
 
     def remove(self, block: Block) -> None:
-        key = block.size << _ADDRESS_BITS | block.address
-        self._taken(self._blocks.pop(key))
-        del self._order[bisect_left(self._order, key)]
-
-    def _taken(self, block: Block) -> Block:
-        if block.previous is not None or block.following is not None:
-            for pool in self._pools:
-                pool.unused -= 1
-                pool.unused_size -= block.size
-        return block
+        key = block.size << ADDRESS_BITS | block.address
+        del self._blocks[key]
+        del self.order[bisect_left(self.order, key)]
 
     def take(self, size: int) -> Block | None:
         """The first block of at least *size*, out of the list."""
-        place = bisect_left(self._order, size << _ADDRESS_BITS)
-        return self._taken(self._blocks.pop(self._order.pop(place))) if place < len(self._order) else None
+        place = bisect_left(self.order, size << ADDRESS_BITS)
+        return self._blocks.pop(self.order.pop(place)) if place < len(self.order) else None
+
+    def from_size(self, size: int) -> list[Block]:
+        """The blocks of at least *size*, in order."""
+        return [self._blocks[key] for key in self.order[bisect_left(self.order, size << ADDRESS_BITS) :]]
+
+    def stays_first(self, block: Block, after: Block | None) -> bool:
+        """Whether *block*, if it were free and merged with *after*, would be the first of at least its size."""
+        order, size = self.order, block.size
+        place = bisect_left(order, size << ADDRESS_BITS)
+        whole = size
+        if after is not None:
+            whole += after.size
+            if place < len(order) and order[place] == after.size << ADDRESS_BITS | after.address:
+                place += 1
+        return place == len(order) or order[place] > whole << ADDRESS_BITS | block.address
 
 
-class Pool:
-    """The counts of one pool as ``torch.cuda.memory_stats`` has them: what is there, how much it ever was at once, and
-    all that came. What was freed is what came and is not there."""
+class Counts:
+    """What ``torch.cuda.memory_stats`` counts: what is there, how much it ever was at once, and all that came. What was
+    freed is what came and is not there."""
 
     __slots__ = (
         "already_there",
         "blocks",
         "blocks_came",
         "blocks_peak",
-        "free",
-        "minimum_rest",
         "requested",
         "requested_came",
         "requested_peak",
@@ -128,19 +169,13 @@ class Pool:
         ("inactive_split", "unused"), ("inactive_split_bytes", "unused_size"),
     )  # fmt: skip
 
-    def __init__(self, minimum_rest: int) -> None:
-        for name in self.__slots__:
+    def __init__(self) -> None:
+        for name in Counts.__slots__:
             setattr(self, name, 0)
-        self.minimum_rest = minimum_rest
-        self.free = {}
         self.already_there = {}
 
-    #: Free blocks by stream; each list is sorted by size, then address (``BlockComparatorSize``), in one number.
-    free: dict[int, FreeList]
     #: What there was when the accumulated counts were last reset, by row.
     already_there: dict[str, int]
-    #: What a block must have left over to be split (``should_split``).
-    minimum_rest: int
     blocks: int
     blocks_peak: int
     blocks_came: int
@@ -163,47 +198,16 @@ class Pool:
     unused_size_came: int
     unused_size_peak: int
 
-    def take(self, size: int, requested: int) -> None:
-        """One block more. Written out, because every operator pays for it twice."""
-        self.blocks_came += 1
-        self.size_came += size
-        self.requested_came += requested
-        self.blocks = blocks = self.blocks + 1
-        self.size = size = self.size + size
-        self.requested = requested = self.requested + requested
-        if size > self.size_peak:
-            self.size_peak = size
-        if blocks > self.blocks_peak:
-            self.blocks_peak = blocks
-        if requested > self.requested_peak:
-            self.requested_peak = requested
-
-    def give(self, size: int, requested: int) -> None:
-        self.blocks -= 1
-        self.size -= size
-        self.requested -= requested
-
-    def leave_unused(self, size: int) -> None:
-        """A free block more that is a part of a segment of which other parts may be in use (``inactive_split``)."""
-        self.unused_came += 1
-        self.unused_size_came += size
-        self.unused = unused = self.unused + 1
-        self.unused_size = size = self.unused_size + size
-        if unused > self.unused_peak:
-            self.unused_peak = unused
-        if size > self.unused_size_peak:
-            self.unused_size_peak = size
-
-    def reserve(self, size: int) -> None:
-        self.segments += 1
-        self.segments_came += 1
+    def reserve(self, size: int, segments: int = 1) -> None:
+        self.segments += segments
+        self.segments_came += segments
         self.segments_peak = max(self.segments_peak, self.segments)
         self.reserved += size
         self.reserved_came += size
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
-    def unreserve(self, size: int) -> None:
-        self.segments -= 1
+    def unreserve(self, size: int, segments: int = 1) -> None:
+        self.segments -= segments
         self.reserved -= size
 
     def reset_peaks(self) -> None:
@@ -222,4 +226,25 @@ class Pool:
             current, peak, came = (getattr(self, f"{name}{kind}") for kind in ("", "_peak", "_came"))
             freed = came + self.already_there.get(name, 0) - current
             found[row] = {"current": current, "peak": peak, "allocated": came, "freed": freed}
+        return found
+
+
+class Pool(Counts):
+    """The blocks of one size class, and the counts of them."""
+
+    __slots__ = ("free", "minimum_rest", "unmapped")
+
+    def __init__(self, minimum_rest: int) -> None:
+        super().__init__()
+        #: What a block must have left over to be split (``should_split``).
+        self.minimum_rest = minimum_rest
+        #: Free blocks by stream.
+        self.free: dict[int, FreeList] = {}
+        #: Address space of expandable segments without memory behind it, by stream.
+        self.unmapped: dict[int, list[Block]] = {}
+
+    def free_of(self, stream: int) -> FreeList:
+        found = self.free.get(stream)
+        if found is None:
+            found = self.free[stream] = FreeList()
         return found

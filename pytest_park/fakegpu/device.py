@@ -60,12 +60,14 @@ class MemorySample:
 class FakeDevice:
     """A fake accelerator with *memory* bytes. All sizes are in bytes; setters also take text such as ``"64 MiB"``."""
 
-    def __init__(self, index: int, memory: int, sanitizer: Sanitizer, *, data: bool = True) -> None:
+    def __init__(
+        self, index: int, memory: int, sanitizer: Sanitizer, *, data: bool = True, expandable_segments: bool = False
+    ) -> None:
         self.index = index
         self.data = data
         self.device = torch.device(NAME, index)
         self._driver = Driver(memory)
-        self.allocator = CachingAllocator(self._driver)
+        self.allocator = CachingAllocator(self._driver, expandable_segments=expandable_segments)
         self.entries: dict[int, Entry] = {}
         self.sanitizer = sanitizer
         self.pending = PendingCopies()
@@ -118,17 +120,15 @@ class FakeDevice:
     @property
     def peak_allocated(self) -> int:
         """The highest `allocated` since activation or `reset_peak`."""
-        self.allocator.settle()
         return self.allocator.all.size_peak
 
     @property
     def allocations(self) -> int:
         """How many allocations there were so far."""
-        return self.allocator.all.blocks_came
+        return self.allocator.allocations
 
     def reset_peak(self) -> None:
         """Start a new measurement of the peaks from what is live now."""
-        self.allocator.settle()
         self.allocator.reset_peaks()
 
     def empty_cache(self) -> None:
@@ -259,7 +259,7 @@ class FakeDevice:
                 return self.allocator.allocate(nbytes, active.stream(self.index))
             return self._allocate_sampled(nbytes)
         except OutOfDeviceMemory as shortage:
-            raise torch.OutOfMemoryError(self._out_of_memory(nbytes, shortage.requested)) from None
+            raise torch.OutOfMemoryError(self._out_of_memory(shortage.requested)) from None
 
     def _allocate_sampled(self, nbytes: int) -> Block:
         self._sample()  # frees are noticed at the next event: what was live just before this one
@@ -297,15 +297,17 @@ class FakeDevice:
             self._host_copy_fuse.check()
         self.transfers.append(Transfer(kind, nbytes, pinned, blocking, active.stream(self.index)))
 
-    def _out_of_memory(self, nbytes: int, segment: int) -> str:
-        """The words of ``CUDACachingAllocator.cpp``, so that what parses CUDA's message parses this one."""
+    def _out_of_memory(self, wanted: int) -> str:
+        """The words of ``CUDACachingAllocator.cpp``, so that what parses CUDA's message parses this one; as there,
+        *wanted* is what the driver was asked for."""
         driver = self._driver
         other = f"Of the allocated memory {format_bytes(self.allocated)} is allocated by PyTorch, and "
         cap = f"{format_bytes(driver.cap)} allowed; " if driver.cap is not None else ""
         return (
-            f"fakegpu out of memory. Tried to allocate {format_bytes(nbytes)}. GPU {self.index} has a total capacity"
+            f"fakegpu out of memory. Tried to allocate {format_bytes(wanted)}. GPU {self.index} has a total capacity"
             f" of {format_bytes(driver.total)} of which {format_bytes(driver.free)} is free. {cap}"
             f"Including non-PyTorch memory, {format_bytes(driver.other_process + driver.taken)} memory in use. {other}"
-            f"{format_bytes(self.reserved - self.allocated)} is reserved by PyTorch but unallocated."
-            f" (wanted from the driver: {segment} bytes)"
+            f"{format_bytes(self.reserved - self.allocated)} is reserved by PyTorch but unallocated. If reserved but"
+            " unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid"
+            " fragmentation."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,23 +9,28 @@ from typing import Any
 import torch
 
 from . import active, autocast
-from .by_device import named_device
-from .device import FakeDevice
-from .snapshot import snapshot
+from . import memory as memory
+from .memory import Device, card_of
+from .memory import empty_cache as empty_cache
+from .memory import get_allocator_backend as get_allocator_backend
+from .memory import get_per_process_memory_fraction as get_per_process_memory_fraction
+from .memory import max_memory_allocated as max_memory_allocated
+from .memory import max_memory_reserved as max_memory_reserved
+from .memory import mem_get_info as mem_get_info
+from .memory import memory_allocated as memory_allocated
+from .memory import memory_reserved as memory_reserved
+from .memory import memory_snapshot as memory_snapshot
+from .memory import memory_stats as memory_stats
+from .memory import memory_stats_as_nested_dict as memory_stats_as_nested_dict
+from .memory import memory_summary as memory_summary
+from .memory import reset_accumulated_memory_stats as reset_accumulated_memory_stats
+from .memory import reset_peak_memory_stats as reset_peak_memory_stats
+from .memory import set_per_process_memory_fraction as set_per_process_memory_fraction
 from .streams import Event as Event
 from .streams import Stream as Stream
 from .streams import current_stream as current_stream
 from .streams import default_stream as default_stream
 from .streams import set_stream as set_stream
-
-Device = torch.device | int | str | None
-
-
-def _card(device: Device = None) -> FakeDevice:
-    named = named_device(device)
-    if named is not None and named.type != "fakegpu":
-        raise ValueError(f"Expected a fakegpu device, but got: {named}")
-    return active.card(active.index_of(named))
 
 
 def is_available() -> bool:
@@ -50,14 +54,14 @@ def current_device() -> int:
 
 
 def set_device(device: Device) -> None:
-    active.make_current(_card(device).index)
+    active.make_current(card_of(device).index)
 
 
 class device:
     """Context manager that makes *device* the current one, as ``torch.cuda.device`` does."""
 
     def __init__(self, device: Device) -> None:
-        self.index = _card(device).index
+        self.index = card_of(device).index
         self.previous = -1
 
     def __enter__(self) -> None:
@@ -81,7 +85,7 @@ class DeviceProperties:
 
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
-    card = _card(device)
+    card = card_of(device)
     return DeviceProperties("fakegpu", card.memory, card.driver == "unified")
 
 
@@ -111,7 +115,7 @@ def supported_dtypes() -> set[torch.dtype]:
 
 
 def synchronize(device: Device = None) -> None:
-    _card(device).synchronized()
+    card_of(device).synchronized()
 
 
 class stream:
@@ -129,77 +133,9 @@ class stream:
             self.stream.__exit__(*exception)
 
 
-def mem_get_info(device: Device = None) -> tuple[int, int]:
-    return _card(device).mem_get_info()
-
-
-def memory_allocated(device: Device = None) -> int:
-    return _card(device).allocated
-
-
-def max_memory_allocated(device: Device = None) -> int:
-    return _card(device).peak_allocated
-
-
-def memory_reserved(device: Device = None) -> int:
-    return _card(device).reserved
-
-
-def max_memory_reserved(device: Device = None) -> int:
-    return _card(device).allocator.all.reserved_peak
-
-
-def reset_peak_memory_stats(device: Device = None) -> None:
-    _card(device).reset_peak()
-
-
-def reset_accumulated_memory_stats(device: Device = None) -> None:
-    _card(device).allocator.reset_accumulated()
-
-
-def memory_stats(device: Device = None) -> OrderedDict[str, Any]:
-    return OrderedDict(_card(device).allocator.statistics())
-
-
-def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
-    """`memory_stats` before it is flattened, with the words of ``torch.accelerator``."""
-    nested: dict[str, Any] = {}
-    for name, value in memory_stats(device).items():
-        *path, last = name.replace("allocation.", "allocated.", 1).split(".")
-        place = nested
-        for step in path:
-            place = place.setdefault(step, {})
-        place[last] = value
-    return nested
-
-
-def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
-    segments: list[dict[str, Any]] = snapshot([card.allocator for card in active.cards])["segments"]
-    return segments
-
-
-def empty_cache() -> None:
-    for card in active.cards:
-        card.empty_cache()
-
-
-def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
-    if not isinstance(fraction, float):
-        raise TypeError("Invalid type for fraction argument, must be `float`")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-    card = _card(device)
-    card.set_cap(None if fraction == 1 else int(fraction * card.memory))
-
-
-def get_per_process_memory_fraction(device: Device = None) -> float:
-    card = _card(device)
-    return 1.0 if card.cap is None else card.cap / card.memory
-
-
 def manual_seed(seed: int) -> None:
     if active.cards:
-        _card().generator.manual_seed(int(seed))
+        card_of().generator.manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
@@ -208,19 +144,19 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    _card().generator.seed()
+    card_of().generator.seed()
 
 
 def initial_seed() -> int:
-    return _card().generator.initial_seed()
+    return card_of().generator.initial_seed()
 
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
-    return _card(device).generator.get_state()
+    return card_of(device).generator.get_state()
 
 
 def set_rng_state(state: torch.Tensor, device: Device = None) -> None:
-    _card(device).generator.set_state(state)
+    card_of(device).generator.set_state(state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:

@@ -54,10 +54,14 @@ class Driver:
         """Bytes that are really free."""
         return self.total - self._other_process - self.taken
 
-    def take(self, nbytes: int) -> bool:
-        """Reserve *nbytes* for this process, if they are there and the cap allows it."""
+    def allows(self, nbytes: int) -> bool:
+        """Whether the cap lets this process take *nbytes* more."""
+        return self.cap is None or self.taken + nbytes <= self.cap
+
+    def take(self, nbytes: int, *, within_cap: bool = True) -> bool:
+        """Reserve *nbytes* for this process, if they are there and the cap allows it or is not asked."""
         with self._lock:
-            if nbytes > self.free or (self.cap is not None and self.taken + nbytes > self.cap):
+            if nbytes > self.free or (within_cap and not self.allows(nbytes)):
                 return False
             self.taken += nbytes
             return True

@@ -57,7 +57,7 @@ def _enter(storage: torch.UntypedStorage, block: Block, card: FakeDevice) -> Non
     entry.block = block
     entry.card = card
     entry.history = None
-    entry.born = card.allocator.all.blocks_came
+    entry.born = card.allocator.allocations
     entry.key = key = storage._cdata
     card.entries[key] = entry
 

@@ -20,6 +20,16 @@ def capture() -> Any:
     return gather_traceback(python=True, script=False, cpp=False)
 
 
+def frames(captured: Any) -> list[dict[str, Any]]:
+    """What was captured as ``{"filename": …, "line": …, "name": …}``, the innermost first, without our own frames."""
+    if captured is None:
+        return []
+    (found,) = symbolize_tracebacks([captured])
+    while found and found[0]["filename"].startswith(_HERE):
+        del found[0]
+    return found
+
+
 class Stack:
     """A captured stack, to be printed as in a traceback; without one, the place is not known."""
 
@@ -28,10 +38,5 @@ class Stack:
 
     def format(self) -> list[str]:
         """A text for each frame, the outermost first, up to the call that reached the fake device."""
-        if self._captured is None:
-            return []
-        (frames,) = symbolize_tracebacks([self._captured])
-        while frames and frames[0]["filename"].startswith(_HERE):
-            del frames[0]
-        places = [(frame["filename"], int(frame["line"]), frame["name"], None) for frame in reversed(frames)]
+        places = [(f["filename"], int(f["line"]), f["name"], None) for f in reversed(frames(self._captured))]
         return traceback.StackSummary.from_list(places).format()

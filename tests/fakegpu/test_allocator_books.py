@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pytest_park.fakegpu.allocator import CachingAllocator, OutOfDeviceMemory
-from pytest_park.fakegpu.blocks import Block
+from pytest_park.fakegpu.blocks import UNMAPPED, Block
 from pytest_park.fakegpu.driver import Driver
 from pytest_park.sizes import KiB, MiB
 
@@ -125,21 +125,31 @@ def test_accumulated_counts_start_again_from_nothing() -> None:
 def assert_sound(allocator: CachingAllocator, live: list[Block]) -> None:
     """Blocks cover their segments without gaps, no two free neighbours, and every count equals what is there."""
     segments = allocator.segments()
-    assert allocator.reserved == allocator.driver.taken == sum(segment.size for segment in segments)
+    mapped = [block.size for segment in segments for block in segment.blocks() if block.requested != UNMAPPED]
+    assert allocator.reserved == allocator.driver.taken == sum(mapped)
     assert allocator.allocated == sum(block.size for block in live)
     assert allocator.requested == sum(block.requested for block in live)
     seen = set()
     for segment in segments:
-        address, was_free = segment.address, False
+        address, before = segment.address, 1
         for block in segment.blocks():
             assert block.address == address
-            assert not (was_free and not block.requested)
-            address, was_free = address + block.size, not block.requested
+            assert before > 0 or before != block.requested  # neighbours of a kind are one
+            address, before = address + block.size, block.requested
             seen.add(id(block))
         assert address == segment.address + segment.size
     assert seen >= {id(block) for block in live}
     assert allocator.all.size == allocator.small.size + allocator.large.size
     assert allocator.all.reserved == allocator.small.reserved + allocator.large.reserved
+    parts = [
+        block.size
+        for segment in segments
+        for block in segment.blocks()
+        if not block.requested
+        and not segment.expandable
+        and (block.previous is not None or block.following is not None)
+    ]
+    assert (allocator.all.unused, allocator.all.unused_size) == (len(parts), sum(parts))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -167,6 +177,54 @@ def test_the_books_balance_after_any_sequence(seed: int) -> None:
     allocator.empty_cache()
     assert_sound(allocator, [])
     assert allocator.reserved == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_block_that_comes_back_at_once_is_counted_as_if_it_had_been_merged_searched_and_split(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    quick, slow = an_allocator(300 * MiB), an_allocator(300 * MiB)
+    monkeypatch.setattr(slow, "_comes_back", lambda *_: False)
+    came_back = []
+    monkeypatch.setattr(
+        quick, "_comes_back", lambda *a: came_back.append(type(quick)._comes_back(quick, *a)) or came_back[-1]
+    )
+    live: list[tuple[Block, Block]] = []
+    sizes = [100, 512, 700, 4 * KiB, 600 * KiB, MiB + 1, 3 * MiB, 10 * MiB, 12 * MiB]
+    for _ in range(1500):
+        size, stream = chance.choice(sizes), chance.choice([0, 0, 0, 5])
+        if live and chance.random() < 0.55:
+            pair = live.pop(chance.randrange(len(live)))
+            elsewhere = chance.random() < 0.05
+            for allocator, block in zip((quick, slow), pair, strict=True):
+                block.uses = {3} if elsewhere else None
+                allocator.free(block)
+            if chance.random() < 0.7:
+                size, stream = max(1, pair[0].requested - chance.choice([0, 1])), pair[0].stream
+        if sum(block.size for block, _ in live) < 150 * MiB:
+            live.append((quick.allocate(size, stream), slow.allocate(size, stream)))
+            assert live[-1][0].address == live[-1][1].address
+        if chance.random() < 0.02:
+            quick.reset_peaks()
+            slow.reset_peaks()
+        if chance.random() < 0.2:
+            assert quick.statistics() == slow.statistics()
+    assert quick.statistics() == slow.statistics()
+    assert_sound(quick, [block for block, _ in live])
+    assert came_back.count(True) > 50
+
+
+def test_what_comes_back_at_once_is_seen_beside_a_free_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = an_allocator()
+    merged = []
+    make_free = allocator._make_free
+    monkeypatch.setattr(allocator, "_make_free", lambda block: merged.append(block) or make_free(block))
+    for _ in range(3):
+        allocator.free(allocator.allocate(1000))
+    assert merged == []
+    allocator.settle()
+    assert len(merged) == 1
 
 
 def test_ten_threads_lose_no_bytes() -> None:

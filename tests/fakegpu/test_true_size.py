@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ def story() -> None:
         "without parking, 30 MiB more": request("never", CAP + 30 * MiB),
         "with parking": request("auto", CAP),
         "host": peak_of_this_process(),
+        "seconds": time.process_time(),
     }
     sys.stdout.write(json.dumps(runs))
 
@@ -187,7 +189,7 @@ def test_the_components_have_the_sizes_of_the_case() -> None:
 def test_without_parking_the_decode_runs_out_of_memory(runs: dict[str, Any]) -> None:
     failed = runs["without parking"]
     assert failed["frames"] is None
-    assert "out of memory. Tried to allocate 37.57 MiB" in failed["error"]
+    assert "out of memory. Tried to allocate 38.00 MiB" in failed["error"]
     assert failed["freed"] == {"text_encoder": 0, "dit": 0, "vae": 0}
 
 
@@ -208,6 +210,12 @@ def test_with_parking_it_fits(runs: dict[str, Any]) -> None:
 
 def test_the_host_needs_less_than_one_gib_for_all_of_this(runs: dict[str, Any]) -> None:
     assert runs["host"] < GiB
+
+
+def test_it_takes_less_than_a_minute_of_the_machines_time(runs: dict[str, Any]) -> None:
+    """All three runs and the imports. A hard limit, which no other test has: that nobody waits for a card of this size
+    is what is promised. It is time of the processor, so that a busy machine is not slower."""
+    assert runs["seconds"] < 60
 
 
 if __name__ == "__main__":
