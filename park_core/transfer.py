@@ -37,6 +37,7 @@ def synchronize(device: torch.device) -> None:
 class Transfer:
     """The plain way: one blocking copy per group."""
 
+    @torch.no_grad()  # the source may be the weight itself: the copy must not keep a graph of it alive
     def to_host(self, group: StorageGroup, storage: torch.UntypedStorage, into: HostCopy | None = None) -> HostCopy:
         """A host copy of a resident group, exactly as large as the storage; a new one is pageable. Blocks until then.
 

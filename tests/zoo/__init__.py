@@ -1,0 +1,1 @@
+"""Real classes of diffusers and transformers, made tiny by a rule, under parking."""
