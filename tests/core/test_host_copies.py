@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import ALWAYS, bits, snapshot
 from park_core import OffloadConfig, Parking
@@ -169,6 +171,35 @@ def test_fingerprints_notice_every_change_and_nothing_else(monkeypatch: pytest.M
                 other == owner for other in range(len(contents))
             ]
             content[place] ^= 128
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_fingerprint_is_the_same_in_whatever_company(monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]) -> None:
+    monkeypatch.setattr("park_core.fingerprint._WORDS", 2)
+    contents = [torch.arange(size, dtype=torch.uint8) for size in (3, 27, 11)]  # chunks of 8, and 3 at the end
+    alone = [fingerprints([content])[0] for content in contents]
+    assert fingerprints([contents[i] for i in order]) == [alone[i] for i in order]
+
+
+class Given(TorchDispatchMode):
+    """What kernels are given, views apart: the storages, and bytes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.UntypedStorage, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.seen += [(t.untyped_storage(), t.nbytes) for t in args if isinstance(t, Tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_fingerprint_reads_a_weight_once_and_works_in_buffers_that_fit_a_cache() -> None:
+    weight = torch.ones(3 * 2**20)
+    with Given() as given:
+        fingerprints([weight])
+    assert sum(nbytes for storage, nbytes in given.seen if storage is weight.untyped_storage()) == weight.nbytes
+    assert max(s.nbytes() for s, _ in given.seen if s is not weight.untyped_storage()) == 4 * 2**20
 
 
 CHANGES: dict[str, Callable[[Tensor], object]] = {
