@@ -7,11 +7,12 @@ random odd keys that happens once in 2**32 changes *at the most*: for changes of
 of a whole weight; once in 2**63 where a lowest bit changes. A change of a single word is always noticed.
 A plain sum, or ``torch.hash_tensor`` (xor), would miss reordered words, and the xor every weight filled with one value.
 
-A weight is read once from memory. Keys and products are two buffers of 4 MiB, 24 bytes of traffic for each word: within
-the cache of an A100 (40 MiB), H100 (50) or RTX 4090 (72), but not of an RTX 3090 (6), where it all makes seven passes over
-the bytes. So much is tested; what follows from it for a GPU is reckoned, not measured: two launches per 2 MiB, about 10 us,
-are 200 GiB/s, and seven passes at 900 GB/s are 120, beside some 10 for the transfer to pageable memory that is saved and
-25 for one through pinned buffers. On a CPU, where there is no faster memory to work in, it takes 3 to 4 times a copy.
+A weight is read once from memory. Keys and products are two buffers of 4 MiB, 24 bytes of traffic for each word:
+within the cache of an A100 (40 MiB), H100 (50) or RTX 4090 (72), but not of an RTX 3090 (6), where it all makes seven
+passes over the bytes. So much is tested; what follows from it for a GPU is reckoned, not measured: two launches per 2
+MiB, about 10 us, are 200 GiB/s, and seven passes at 900 GB/s are 120, beside some 10 for the transfer to pageable
+memory that is saved and 25 for one through pinned buffers. On a CPU, where there is no faster memory to work in, it
+takes 3 to 4 times a copy.
 """
 
 from __future__ import annotations
