@@ -13,11 +13,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from .examine import ParkableFactory, examine
-from .parkable import Parkable
+from .examine import examine
 from .table import table
 from .verdict import Verdict
 
@@ -63,15 +61,7 @@ def _run(factory: Callable[..., Any], only: Sequence[str], memory: str) -> list[
     from pytest_park.fakegpu import activate
 
     with activate(memory=memory) as gpu:
-        return examine(_on(factory, gpu), only=only)
-
-
-def _on(factory: Callable[..., Any], gpu: Any) -> ParkableFactory:
-    def make() -> Parkable:
-        parkable: Parkable = factory(gpu)
-        return replace(parkable, fake_device=gpu) if parkable.fake_device is None else parkable
-
-    return make
+        return examine(lambda: factory(gpu), only=only)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ class Case:
     A context manager: at its end the device has its memory back and no fault is armed.
     """
 
-    def __init__(self, parkable: Parkable) -> None:
+    def __init__(self, parkable: Parkable, about: str = "") -> None:
         self.parkable = parkable
         self.history: list[str] = []
+        #: Which module this is about, where it is not the user's own.
+        self.about = about
         self._untouched = True
         _require_a_component(parkable)
         self.device = Device(parkable.device, parkable.fake_device)
@@ -255,6 +257,7 @@ class Case:
     # -- another parkable like this one ------------------------------------------------------------------------------
 
     def adopt(self, module: nn.Module, inputs: Any = (), streamed: tuple[str, ...] = ()) -> Parkable:
+        self.about = ADOPTED.format("of the check's own")
         return adopt(self.parkable, module, inputs, streamed)
 
     def _first_outputs(self) -> list[torch.Tensor]:
@@ -279,6 +282,10 @@ class Case:
                 "Parkable(forward=...)"
             )
         return first
+
+
+#: What a finding says about a module that is not the user's own.
+ADOPTED = "not yours, but a small one {}, made parkable by Parkable(adopt=...)"
 
 
 def adopt(like: Parkable, module: nn.Module, inputs: Any, streamed: tuple[str, ...]) -> Parkable:

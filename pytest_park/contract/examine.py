@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from .case import Case, adopt
+from .case import ADOPTED, Case, adopt
 from .child import can_fork, run_in_child
 from .host import set_aside, swift_collector
 from .parkable import Parkable
 from .probes import Trait
-from .registry import Check, all_checks
+from .registry import Check, all_checks, first_check
 from .verdict import Broken, Finding, Hangs, NotApplicable, Outcome, Untestable, Verdict, error_text
 
 ParkableFactory = Callable[[], Parkable]
@@ -58,18 +58,19 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
             seen=broken.seen,
             names=broken.names,
             history=tuple(history),
-            cause=one.cause,
-            reports=one.reports,
+            cause=one.cause if outcome != "untestable" else "",
+            reports=one.reports if outcome != "untestable" else (),
             outcome=outcome,
+            module=about if case is None else case.about,
         )
 
     history: list[str] = []
-    is_own = True
+    case: Case | None = None
+    about = ""
     try:
         parkable = parkable_factory()
-        subject = _subject(one, variant, parkable)
-        is_own = subject is parkable
-        with Case(subject) as case:
+        subject, about = _subject(one, variant, parkable)
+        with Case(subject, about) as case:
             history = case.history
             if one.in_child == "only" or (one.in_child == "if possible" and can_fork(case)):
                 run_in_child(case, lambda: one.run(case, variant))
@@ -86,9 +87,9 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
         return verdict("hangs", str(reason), finding(hanging, history, "hangs"))
     except Untestable as reason:
         # What cannot be done with the user's module makes all checks pointless; with a probe it is an answer.
-        expected = "a parkable that can be tested" if is_own else "that this module can be parked and restored"
+        expected = "that this module can be parked and restored" if about else first_check().title
         untestable = Broken(expected=expected, seen=str(reason))
-        outcome: Outcome = "untestable" if is_own else "broken"
+        outcome: Outcome = "broken" if about else "untestable"
         return verdict(outcome, str(reason), finding(untestable, history, outcome))
     except Broken as broken:
         return verdict("broken", broken.seen, finding(broken, history))
@@ -98,18 +99,19 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
     return verdict("kept")
 
 
-def _subject(one: Check, variant: str | None, parkable: Parkable) -> Parkable:
-    """The parkable itself, or a probe made parkable in its way where it lacks what the check is about."""
+def _subject(one: Check, variant: str | None, parkable: Parkable) -> tuple[Parkable, str]:
+    """The parkable itself, or a probe made parkable in its way where it lacks what the check is about; and then, what
+    that probe is."""
     value = one.variants[variant] if variant is not None else None
     trait = value if isinstance(value, Trait) else getattr(value, "on", one.on)
     if trait is None or trait.found_in(parkable):
-        return parkable
+        return parkable, ""
     if parkable.adopt is None:
         raise NotApplicable(
             f"no {trait.name} in {type(parkable.module).__name__} (declare Parkable(adopt=...) to try a probe)"
         )
     probe = trait.probe(parkable.device)
-    return adopt(parkable, probe.module, probe.inputs, probe.streamed)
+    return adopt(parkable, probe.module, probe.inputs, probe.streamed), ADOPTED.format(f"with {trait.name}")
 
 
 def _selected(one: Check, only: tuple[str, ...]) -> bool:

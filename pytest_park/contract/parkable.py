@@ -48,7 +48,8 @@ class Parkable:
     forward: Callable[..., Any] | None = None
     #: The component's device. Default: where its weights are.
     device: torch.device = None  # type: ignore[assignment]
-    #: The fake accelerator (``fake_device`` of the plugin). Without it the checks that inject faults do not apply.
+    #: The fake accelerator, if it is one. Without it the checks that inject faults do not apply. Default: the one of
+    #: ``pytest_park.fakegpu`` that *device* is on.
     fake_device: Any = None
 
     # -- abilities that not every implementation has; what is not declared is skipped, with a reason ------------------
@@ -101,6 +102,9 @@ class Parkable:
             self.update = getattr(self.module, "update_cpu_weights", None)
         if self._unset("device"):
             self.device = device_of(self.module)
+        if self._unset("fake_device") and self.device.type not in ("cpu", "meta"):
+            card_of = getattr(torch.get_device_module(self.device), "card_of", None)
+            self.fake_device = None if card_of is None else card_of(self.device)
 
     def _unset(self, name: str) -> bool:
         return getattr(self, name) is None

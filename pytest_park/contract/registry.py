@@ -88,6 +88,11 @@ def promise(
     return register
 
 
+def first_check() -> Check:
+    """The one that asks whether the parkable can be tested at all."""
+    return all_checks()[0]
+
+
 def all_checks() -> list[Check]:
     """Every check, by number of its promise; the first ones ask whether the parkable can be tested at all."""
     from . import checks  # noqa: F401  (importing them registers them)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 from torch import nn
 
+from .checks.testable import expect_adoption
 from .examine import judge
 from .host import set_aside, swift_collector
 from .parkable import Parkable
-from .registry import Check, all_checks
-from .verdict import Untestable
+from .registry import Check, all_checks, first_check
+from .verdict import NotApplicable, Untestable, Verdict
 
 
 class ParkableContract:
@@ -39,10 +39,16 @@ class ParkableContract:
 
     #: Modules that tests of this class have had, to notice one that comes twice.
     _seen: ClassVar[weakref.WeakSet[nn.Module]]
+    #: Why nothing can be tested; the first test that finds it out fails with it, the others are skipped.
+    _untestable: ClassVar[str]
+    #: Whether it is known in this process that things can be tested: its first test need not have been run here.
+    _is_testable: ClassVar[bool]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._seen = weakref.WeakSet()
+        cls._untestable = ""
+        cls._is_testable = False
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -54,6 +60,25 @@ class ParkableContract:
     def _set_aside(self, _swift_collector: None) -> None:
         set_aside()
 
+    @classmethod
+    def _or_untestable(cls, one: Check, verdict: Verdict, parkable: Parkable) -> Verdict:
+        """*verdict*; or that nothing can be tested, if a promise is broken and two plain layers are no good either."""
+        if verdict.outcome == "broken" and not cls._is_testable and parkable.adopt is not None:
+
+            def trial_of_adoption() -> Parkable:
+                expect_adoption(parkable)
+                raise NotApplicable("that was all there is to try: the module has been used")
+
+            trial = judge(first_check(), None, trial_of_adoption)
+            cls._is_testable = trial.outcome != "untestable"
+            if trial.outcome == "untestable":
+                verdict = trial
+        if verdict.outcome == "untestable":
+            cls._untestable = verdict.reason
+        elif not one.promise:
+            cls._is_testable = True
+        return verdict
+
     @pytest.fixture
     def parkable(self) -> Parkable:
         """Supplied by the subclass: a `Parkable` over a new module."""
@@ -61,12 +86,13 @@ class ParkableContract:
 
 
 def _test_of(one: Check) -> Callable[..., None]:
-    def run(self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest, variant: str | None) -> None:
-        verdict = judge(one, variant, lambda: _prepared(self, parkable, request))
+    def run(self: ParkableContract, parkable: Parkable, variant: str | None) -> None:
+        if self._untestable:
+            pytest.skip(f"this parkable cannot be tested: {self._untestable}")
+        verdict = judge(one, variant, lambda: _new(self, parkable))
+        verdict = self._or_untestable(one, verdict, parkable)
         if verdict.outcome == "not applicable":
             pytest.skip(f"not applicable: {verdict.reason}")
-        if verdict.outcome == "untestable" and one.promise:
-            pytest.skip(f"this parkable cannot be tested: {verdict.reason}")
         known = next((why for start, why in self.known_broken.items() if verdict.check.startswith(start)), None)
         if verdict.finding is not None:
             if known is None:
@@ -75,25 +101,23 @@ def _test_of(one: Check) -> Callable[..., None]:
         if known is not None and not one.variants:
             pytest.fail(f"this promise is kept: take {one.id} out of known_broken ({known})", pytrace=False)
 
-    def test(self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest) -> None:
-        run(self, parkable, request, None)
+    def test(self: ParkableContract, parkable: Parkable) -> None:
+        run(self, parkable, None)
 
-    def test_with_variants(
-        self: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest, variant: str
-    ) -> None:
-        run(self, parkable, request, variant)
+    def test_with_variants(self: ParkableContract, parkable: Parkable, variant: str) -> None:
+        run(self, parkable, variant)
 
     function: Callable[..., None] = test_with_variants if one.variants else test
     function.__name__ = f"test_{one.id}"
     function.__qualname__ = f"{ParkableContract.__name__}.{function.__name__}"
-    function.__doc__ = f"C{one.promise}: {one.title}" if one.promise else one.title
+    function.__doc__ = f"C{one.promise}: {one.title}" if one.promise else f"This is {one.title}."
     setattr(function, one.family, True)  # pytest's -k finds names of function attributes
     if one.variants:
         function = pytest.mark.parametrize("variant", list(one.variants))(function)
     return function
 
 
-def _prepared(test: ParkableContract, parkable: Parkable, request: pytest.FixtureRequest) -> Parkable:
+def _new(test: ParkableContract, parkable: Parkable) -> Parkable:
     if not isinstance(parkable, Parkable):
         raise Untestable(f"the fixture parkable returned {type(parkable).__name__}, not a Parkable")
     if parkable.module in test._seen:
@@ -101,8 +125,6 @@ def _prepared(test: ParkableContract, parkable: Parkable, request: pytest.Fixtur
             "the fixture parkable returned the same module twice: give it function scope and build a new module in it"
         )
     test._seen.add(parkable.module)
-    if parkable.fake_device is None and "fake_device" in request.fixturenames:
-        return replace(parkable, fake_device=request.getfixturevalue("fake_device"))
     return parkable
 
 

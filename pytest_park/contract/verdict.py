@@ -42,7 +42,8 @@ class Untestable(Exception):
 class Finding:
     """One broken promise, told to somebody who has not read the contract.
 
-    *outcome* is ``hangs`` where the check did not end, and ``untestable`` where the parkable is no good.
+    *module* says which module it is about where that is not the user's own. *outcome* is ``hangs`` where the check did
+    not end, and ``untestable`` where the parkable is no good.
     """
 
     promise: int
@@ -55,12 +56,17 @@ class Finding:
     cause: str
     reports: tuple[str, ...]
     outcome: Outcome = "broken"
+    module: str = ""
 
     def __str__(self) -> str:
-        number = f"C{self.promise} is broken" if self.promise else "This parkable cannot be tested"
+        headline = f"C{self.promise} is broken: {self.title}"
         if self.outcome == "hangs":
-            number = f"C{self.promise} is neither kept nor broken, the check hangs"
-        lines = [f"{number}: {self.title}", f"  expected: {self.expected}", f"  seen:     {self.seen}"]
+            headline = f"C{self.promise} is neither kept nor broken, the check hangs: {self.title}"
+        elif self.outcome == "untestable":
+            headline = "This parkable cannot be tested, so no promise is checked"
+        lines = [headline, f"  expected: {self.expected}", f"  seen:     {self.seen}"]
+        if self.module:
+            lines.append(f"  module:   {self.module}")
         if self.names:
             lines.append(f"  names:    {_shortened(self.names, ', ')}")
         if self.history:

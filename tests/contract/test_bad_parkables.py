@@ -1,85 +1,106 @@
-"""A parkable that cannot be tested gets one clear answer, and not forty confusing ones."""
+"""A parkable that cannot be tested gets one clear answer, and not forty confusing ones, in each way to ask about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
-from pytest_park.contract import Finding, Parkable, Untestable, check
+from pytest_park.contract import Parkable, Untestable, check
+from pytest_park.contract.__main__ import main
 from pytest_park.fakegpu import FakeDevice
 
-from .sick.healthy import Healthy, parkable
-from .sick.patient import component
-from .sick.sharing import CannotRestore, ParksNothing
+from . import bad
+
+SUITE = """
+import pytest
+from pytest_park.contract import ParkableContract
+from tests.contract import bad
+
+class TestMine(ParkableContract):
+    @pytest.fixture
+    def parkable(self, fake_device):
+        return bad.{factory}(fake_device)
+"""
+TWICE = """
+import pytest
+from pytest_park import fakegpu
+from pytest_park.contract import ParkableContract
+from tests.contract import bad
+
+class TestMine(ParkableContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def parkable(cls):
+        with fakegpu.activate(memory="1 GiB") as gpu:
+            yield bad.healthy(gpu)
+"""
+
+each_bad_one = pytest.mark.parametrize(
+    ("make", "says"), [pytest.param(make, says, id=make.__name__) for make, says in bad.SAYS.items()]
+)
 
 
-def made_by(implementation: type[Healthy], device: FakeDevice) -> Parkable:
-    return replace(parkable(implementation, *component(device.device)), fake_device=device)
+@each_bad_one
+def test_the_function(make: Callable[[FakeDevice], Parkable], says: str, fake_device: FakeDevice) -> None:
+    (finding,) = check(lambda: make(fake_device))
+    assert finding.outcome == "untestable"
+    assert says in finding.seen
+    headline, expected, *_ = str(finding).splitlines()
+    assert headline == "This parkable cannot be tested, so no promise is checked"
+    assert expected.startswith("  expected: a parkable with weights on a device")
 
 
-def healthy(device: FakeDevice) -> Parkable:
-    return made_by(Healthy, device)
+@each_bad_one
+def test_the_command(
+    make: Callable[[FakeDevice], Parkable],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(".")  # undone afterwards; the command adds the current folder, too
+    assert main([f"{bad.__name__}:{make.__name__}"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "UNTESTABLE"
+    assert sum(says in line for line in lines) == 1
+    assert lines[-1] == "1 untestable"
 
 
-def only_finding(factory: Callable[[], Parkable]) -> Finding:
-    (finding,) = check(factory)
-    assert finding.promise == 0
-    return finding
+@each_bad_one
+def test_the_class(make: Callable[[FakeDevice], Parkable], says: str, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SUITE.format(factory=make.__name__))
+    result = pytester.runpytest("-k", "c00 or c01", "-rs")
+    result.assert_outcomes(failed=1, skipped=20)
+    assert f"  seen:     {says}" in result.stdout.str()
+    assert f"this parkable cannot be tested: {says}" in result.stdout.str()
 
 
-def test_a_park_that_does_nothing(fake_device: FakeDevice) -> None:
-    finding = only_finding(lambda: made_by(ParksNothing, fake_device))
-    assert "park() freed nothing" in finding.seen
-    assert "headroom" in finding.seen
+@pytest.mark.parametrize("make", [bad.parks_nothing, bad.restore_raises, bad.adopts_badly])
+def test_the_class_in_a_process_without_its_first_test(
+    make: Callable[[FakeDevice], Parkable], pytester: pytest.Pytester
+) -> None:
+    """With xdist, or with ``-k``: the test that finds it out says so instead of something that follows from it."""
+    pytester.makepyfile(SUITE.format(factory=make.__name__))
+    result = pytester.runpytest("-k", "c04 or c25", "-rs")
+    result.assert_outcomes(failed=1, skipped=14)
+    result.stdout.fnmatch_lines(["This parkable cannot be tested*", "SKIPPED*this parkable cannot be tested*"])
+    result.stdout.fnmatch_lines(["  seen:     Parkable(adopt=...) was given two linear layers, and then: *"])
 
 
-def test_a_restore_that_raises(fake_device: FakeDevice) -> None:
-    finding = only_finding(lambda: made_by(CannotRestore, fake_device))
-    assert "restore() after the first park() raised RuntimeError: this restore always fails" in finding.seen
-
-
-def test_a_module_without_parameters(fake_device: FakeDevice) -> None:
-    finding = only_finding(lambda: Parkable(nn.ReLU(), torch.ones(1), park=lambda: None, restore=lambda: None))
-    assert "ReLU has no parameters" in finding.seen
-
-
-def test_a_module_on_the_host() -> None:
-    finding = only_finding(lambda: Parkable(nn.Linear(2, 2), torch.ones(1, 2), park=lambda: None, restore=lambda: None))
-    assert "move the module to the accelerator" in finding.seen
-
-
-def test_inputs_on_the_wrong_device(fake_device: FakeDevice) -> None:
-    def make() -> Parkable:
-        good = healthy(fake_device)
-        return replace(good, example_inputs=good.example_inputs[0].cpu())
-
-    finding = only_finding(make)
-    assert "input of shape [4, 16] is on cpu" in finding.seen
-    assert "fakegpu:0" in finding.seen
-
-
-def test_a_random_forward(fake_device: FakeDevice) -> None:
-    def make() -> Parkable:
-        return replace(healthy(fake_device), forward=lambda module, x: module(x) + torch.randn(1).item())
-
-    assert "the forward is random" in only_finding(make).seen
-
-
-def test_a_forward_that_raises(fake_device: FakeDevice) -> None:
-    def make() -> Parkable:
-        return replace(healthy(fake_device), example_inputs=torch.ones(1, 3, device=fake_device.device))
-
-    assert "the forward of the fresh module raised RuntimeError" in only_finding(make).seen
-
-
-def test_a_module_that_is_not_built_anew(fake_device: FakeDevice) -> None:
-    one = healthy(fake_device)
+def test_a_module_that_is_not_built_anew(fake_device: FakeDevice, pytester: pytest.Pytester) -> None:
+    one = bad.healthy(fake_device)
     findings = check(lambda: one)
     assert ["same module again" in finding.seen for finding in findings] == [True]
+
+
+def test_a_fixture_that_builds_one_module_for_the_class(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TWICE)
+    result = pytester.runpytest("-k", "c00 or c01", "-W", "ignore")
+    result.assert_outcomes(passed=1, failed=1, skipped=19)
+    result.stdout.fnmatch_lines(
+        ["*returned the same module twice: give it function scope and build a new module in it"]
+    )
 
 
 def test_a_module_without_the_verbs() -> None:

@@ -13,7 +13,9 @@ from pytest_park.fakegpu import FakeDevice
 from .sick.healthy import Healthy, parkable
 from .sick.idempotence import DropsTheOnlyCopy, RestoresAtTheSecondPark
 from .sick.patient import component
+from .sick.sharing import IgnoresOtherOwners
 from .sick.updates import UsesStaleCopies
+from .sick.values import LosesStrides
 
 
 def findings(implementation: type[Healthy], device: FakeDevice, *only: str) -> list[Finding]:
@@ -40,6 +42,15 @@ def test_memory_that_comes_back_is_counted_in_bytes(fake_device: FakeDevice) -> 
 def test_a_lost_update_is_told_from_a_wrong_value(fake_device: FakeDevice) -> None:
     finding = next(one for one in findings(UsesStaleCopies, fake_device, "c11") if "LoRA" in one.check)
     assert "undone: the value from before the write is back" in finding.seen
+
+
+def test_it_says_when_it_is_about_another_module_than_theirs(fake_device: FakeDevice) -> None:
+    about = {finding.check: finding.module for finding in findings(LosesStrides, fake_device, "c01_every")}
+    transposed = "not yours, but a small one with transposed weights, made parkable by Parkable(adopt=...)"
+    assert about["c01_every_tensor_comes_back_as_it_was[transposed weights]"] == transposed
+    assert [finding.module for finding in findings(DropsTheOnlyCopy, fake_device, "c05")] == [""] * 6
+    (shared,) = {finding.module for finding in findings(IgnoresOtherOwners, fake_device, "c36")}
+    assert shared == "not yours, but a small one of the check's own, made parkable by Parkable(adopt=...)"
 
 
 @pytest.mark.parametrize("one", [one for one in all_checks() if one.promise], ids=lambda one: one.id)

@@ -177,7 +177,10 @@ def check_host_bytes_follow_the_policy(case: Case) -> None:
     case.cycle()
     after = host.bytes() - before
     if not kept and after > 0:
-        raise Broken(expected="no host copies after restore", seen=bytes_text(after))
+        raise Broken(
+            expected="no host copies after restore, as Parkable(keeps_host_copies=False) says",
+            seen=f"{bytes_text(after)} of them",
+        )
     if kept and not 0 < after <= case.bytes:
         raise Broken(expected=f"host copies of up to {bytes_text(case.bytes)} after restore", seen=bytes_text(after))
 
@@ -205,7 +208,7 @@ def check_no_host_bytes_are_left_at_the_end(case: Case) -> None:
     if refused is not None:
         raise NotApplicable(f"{label} is refused: {refused}")
     if after > 0:
-        raise Broken(expected=f"no host copies after {label}", seen=bytes_text(after))
+        raise Broken(expected=f"no host copies after {label}", seen=f"{bytes_text(after)} of them")
 
 
 @promise(

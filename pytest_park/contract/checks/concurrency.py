@@ -45,7 +45,8 @@ class Pause(TorchFunctionMode):
         self._then = then
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls.append(getattr(function, "__name__", ""))
+        name = getattr(function, "__name__", "")
+        self.calls.append("an assignment to an attribute" if name == "__set__" else name)
         if len(self.calls) == self._at and self._then is not None:
             self._then()
         return function(*args, **(kwargs or {}))

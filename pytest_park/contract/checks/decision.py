@@ -60,8 +60,9 @@ def check_the_decision_is_exact_at_the_threshold(case: Case, at: Threshold) -> N
     freed = before - case.device.settled_bytes()
     if (freed > 0) != at.parks:
         raise Broken(
-            expected=f"{'parks' if at.parks else 'keeps'}: {case.bytes:,} > {share:g} x {headroom:,} is {at.parks}",
-            seen=f"{bytes_text(freed)} freed",
+            expected=f"the weights are {'parked' if at.parks else 'kept'}, because {case.bytes:,} bytes are "
+            f"{'' if at.parks else 'not '}more than {share:g} x {headroom:,} bytes of headroom",
+            seen=f"they were parked, {bytes_text(freed)} came free" if freed else "nothing was parked",
         )
     case.restore()
     case.expect_same()
@@ -174,8 +175,9 @@ def check_the_headroom_is_that_of_the_own_device(case: Case, own_is_full: bool) 
     case.attempt("restore it", parkable.restore)
     if (freed > 0) != own_is_full:
         raise Broken(
-            expected=f"a component on {other} is {'parked' if own_is_full else 'kept'} when {full.device} is full",
-            seen=f"{bytes_text(freed)} freed",
+            expected=f"a component on {other} is {'parked' if own_is_full else 'kept'} when {full.device} is full and "
+            f"{roomy.device}, the {'current' if own_is_full else 'own'} one, is not",
+            seen=f"it was parked, {bytes_text(freed)} came free" if freed else "it was kept",
         )
 
 
@@ -237,7 +239,10 @@ def check_equal_neighbours_do_not_oscillate(case: Case, load: float) -> None:
     size = sum(weight.untyped_storage().nbytes() for weight in probes[0].module.parameters())
     share = case.parkable.significance or 0.1
     case.device.set_headroom(round(size / share * load / 10))
-    case.history.append(f"headroom {bytes_text(round(size / share * load / 10))} with both resident")
+    case.history.append(
+        f"headroom {bytes_text(round(size / share * load / 10))} with two components of {size:,} resident"
+    )
+    case.history.append("five requests: each component is restored and parked, and parked again at the end")
     repeats = [_request(case, pair) for _ in range(5)]
     for parkable in pair:
         case.device.relieve()

@@ -67,7 +67,8 @@ def check_a_failure_leaves_all_or_nothing(case: Case, fault: Fault) -> None:
             break  # there are fewer than so many
         if error is not None and error is not injected:
             raise Broken(
-                expected=f"the {fault.error} passes unchanged", seen=f"{type(error).__name__}: {error}"
+                expected=f"the {type(injected).__name__} that was injected passes unchanged",
+                seen=f"{type(error).__name__}: {error}",
             ) from error
         injected.__traceback__ = None  # its frames hold tensors
         levels[case.device.settled_bytes()] = label
@@ -162,7 +163,7 @@ def check_restore_needs_little_more_than_the_weights(case: Case) -> None:
     case.restore()
     if case.device.peak > most:
         raise Broken(
-            expected=f"a peak of at most {bytes_text(most)}: all weights and once the largest",
+            expected=f"a peak of at most {bytes_text(most)} (in blocks of 512): all weights and once the largest",
             seen=f"{bytes_text(case.device.peak)}",
         )
     resident = case.device.allocated

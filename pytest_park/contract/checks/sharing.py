@@ -83,6 +83,7 @@ def check_a_shared_submodule_is_parked_when_both_released_it(case: Case, order: 
     released: set[str] = set()
     host = HostLedger()
     at_first = host.bytes()
+    case.history.append("A and B are components that share a linear layer")
     for step in order:
         owner, verb = step.split()
         if verb == "parks":

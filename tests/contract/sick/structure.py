@@ -95,7 +95,7 @@ class SecondOwnerTakesPlaceholders(Healthy):
         super().__init__(module, *args, **options)
 
 
-@sick("c15_", "c31_no_host")
+@sick("c15_", "c31_no_host", follows=["c31_the_counted"])
 class CloseIsOnlyAFlag(Healthy):
     """Closing switches it off, after which restore returns at once."""
 

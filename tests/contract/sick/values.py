@@ -9,7 +9,7 @@ from .bank import sick
 from .healthy import PARKED, Group, Healthy, flat_bytes, view_like
 
 
-@sick("c01_every")
+@sick("c01_every", follows=["c12_an_update_reaches_parked"])
 class LosesStrides(Healthy):
     """Brings a transposed or channels_last weight back contiguous."""
 
@@ -32,7 +32,7 @@ class TakesFloat8ForBytes(Healthy):
         return copies
 
 
-@sick("c01_the_output", follows=["c05_", "c07_", "c20_a_parked_module", "c21_", "c38_"])
+@sick("c01_the_output", follows=["c05_", "c07_", "c20_a_parked_module", "c21_", "c34_", "c38_"])
 class ComesBackInTrainingMode(Healthy):
     """Rebuilds the module's state on restore, and leaves it in training mode."""
 
