@@ -78,12 +78,11 @@ def entered_streams() -> list[tuple[int, int, int]]:
 
 
 def forget() -> None:
-    """The end of all fake devices."""
-    global without_data, sanitizer
+    """The end of all fake devices, in all threads."""
+    global without_data, sanitizer, _current
     without_data, sanitizer = False, None
     cards.clear()
-    _current.index = 0
-    _current.streams.clear()
+    _current = _Current()
 
 
 def has_data() -> bool:

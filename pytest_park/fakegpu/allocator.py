@@ -353,8 +353,8 @@ class CachingAllocator:
 
     def _see_if_plain(self) -> None:
         """The short cuts of the hot path know neither a history nor expandable segments."""
-        expandable = self._expandable_segments or any(segment.expandable for segment in self._segments.values())
-        self._plain = self.history is None and not expandable
+        some = self._expandable_segments or any(segment.expandable for segment in self._segments.values())
+        self._plain = self.history is None and not some
 
     def _new_block(self, size: int, pool: Pool, stream: int) -> Block:
         block = self._from_driver(size, pool, stream)

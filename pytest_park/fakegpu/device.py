@@ -89,7 +89,9 @@ class FakeDevice:
 
     @property
     def devices(self) -> tuple[FakeDevice, ...]:
-        """All fake devices that were activated together, by index."""
+        """All fake devices that were activated together, by index. Raises ``RuntimeError`` after their end."""
+        if self not in active.cards:
+            raise RuntimeError(f"{self.device} is no longer active: its activate() or its test has ended")
         return tuple(active.cards)
 
     @property
@@ -151,7 +153,7 @@ class FakeDevice:
     def snapshot(self) -> dict[str, Any]:
         """The memory of all fake devices in the format of ``torch.cuda.memory._snapshot()``, which
         ``torch.cuda._memory_viz`` draws."""
-        return snapshot([card.allocator for card in active.cards])
+        return snapshot([card.allocator for card in self.devices])
 
     # -- driver -------------------------------------------------------------------------------------------------------
 
@@ -192,17 +194,19 @@ class FakeDevice:
     def fail_allocation(self, after: int = 1, error: BaseException | None = None) -> None:
         """Let the *after*-th device allocation from now fail once, with ``torch.OutOfMemoryError`` or *error*."""
         self._allocation_fuse.arm(
-            after, error or torch.OutOfMemoryError(f"fakegpu out of memory, as asked (k = {after})")
+            after, torch.OutOfMemoryError(f"fakegpu out of memory, as asked (k = {after})") if error is None else error
         )
 
     def fail_host_copy(self, after: int = 1, error: BaseException | None = None) -> None:
         """Let the *after*-th copy to the host from now fail once, with ``MemoryError`` or *error*."""
-        self._host_copy_fuse.arm(after, error or MemoryError(f"no host memory for a copy, as asked (k = {after})"))
+        self._host_copy_fuse.arm(
+            after, MemoryError(f"no host memory for a copy, as asked (k = {after})") if error is None else error
+        )
 
     def fail_device_copy(self, after: int = 1, error: BaseException | None = None) -> None:
         """Let the *after*-th copy to the device from now fail once, with ``torch.OutOfMemoryError`` or *error*."""
         self._device_copy_fuse.arm(
-            after, error or torch.OutOfMemoryError(f"fakegpu copy failed, as asked (k = {after})")
+            after, torch.OutOfMemoryError(f"fakegpu copy failed, as asked (k = {after})") if error is None else error
         )
 
     def clear_faults(self) -> None:

@@ -15,9 +15,14 @@ class Fuse:
         self._error: BaseException | None = None
 
     def arm(self, after: int, error: BaseException) -> None:
-        """Fail the *after*-th event from now (1 is the next one) with *error*."""
-        if not isinstance(after, int) or after < 1:
+        """Fail the *after*-th event from now (1 is the next one) with *error*.
+
+        Raises ``ValueError`` for what is no such number, ``TypeError`` for what cannot be raised.
+        """
+        if isinstance(after, bool) or not isinstance(after, int) or after < 1:
             raise ValueError(f"the {self.kind} to fail is counted from 1, the next one; got after={after!r}")
+        if not isinstance(error, BaseException):
+            raise TypeError(f"the {self.kind} can fail with an exception, made before; got error={error!r}")
         self._left, self._error = after, error
 
     def disarm(self) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -64,6 +66,29 @@ def test_each_context_starts_empty() -> None:
             torch.fakegpu.set_stream(torch.fakegpu.Stream())
             torch.fakegpu.set_device(1)
             torch.ones(1000, device=gpu.device)
+
+
+def test_each_context_starts_anew_in_every_thread() -> None:
+    with ThreadPoolExecutor(1) as other:
+        with activate("1 GiB", count=2):
+            other.submit(torch.fakegpu.set_device, 1).result()
+            other.submit(lambda: torch.fakegpu.set_stream(torch.fakegpu.Stream())).result()
+        with activate("1 GiB"):
+            assert other.submit(torch.fakegpu.current_device).result() == 0
+            assert other.submit(lambda: torch.fakegpu.current_stream().stream_id).result() == 0
+            assert other.submit(lambda: torch.ones(2, device="fakegpu").sum().item()).result() == 2
+
+
+def test_a_device_that_has_ended_still_has_its_numbers_and_says_so_of_the_rest() -> None:
+    with activate("1 GiB") as gpu:
+        kept = torch.ones(1000, device=gpu.device)
+    assert (gpu.allocated, gpu.peak_allocated, gpu.memory) == (4096, 4096, 1024**3)
+    for context in (nullcontext(), activate("2 GiB")):
+        with context:
+            for look in (lambda: gpu.devices, gpu.snapshot):
+                with pytest.raises(RuntimeError, match="fakegpu:0 is no longer active"):
+                    look()
+    assert len(kept) == 1000
 
 
 #: Ways to look at the bytes of a tensor, or to use it.

@@ -65,7 +65,7 @@ def test_any_exception_can_be_had_and_arrives_unchanged(kind: tuple[Any, Any, An
     assert caught.value is error
 
 
-@pytest.mark.parametrize("after", [0, -1, 1.5, "2", None])
+@pytest.mark.parametrize("after", [0, -1, 1.5, "2", None, True])
 def test_counts_that_make_no_sense_are_refused(kind: tuple[Any, Any, Any], after: Any) -> None:
     fail, act, _ = kind
     with pytest.raises(ValueError, match="counted from 1"):
@@ -101,6 +101,14 @@ def test_kinds_are_counted_apart(fake_device: FakeDevice, on_device: torch.Tenso
         to_the_device()  # the third allocation, the second copy
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         allocate()
+
+
+@pytest.mark.parametrize("error", ["out of memory", "", MemoryError, 0])
+def test_what_cannot_be_raised_is_refused(kind: tuple[Any, Any, Any], error: Any) -> None:
+    fail, act, _ = kind
+    with pytest.raises(TypeError, match="can fail with an exception, made before; got error="):
+        fail(error=error)
+    act()
 
 
 def test_a_later_request_replaces_an_earlier_one(kind: tuple[Any, Any, Any]) -> None:

@@ -40,6 +40,51 @@ def test_one_test_after_another_gets_a_fresh_device(pytester):
     pytester.runpytest_subprocess().assert_outcomes(failed=2, passed=1)
 
 
+def test_torch_is_as_before_whatever_happened_to_the_test(pytester):
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        from pytest_park.fakegpu import activate
+
+        OWNERS = (torch, torch._C, torch.Tensor, torch._C.TensorBase, torch.UntypedStorage, torch.storage,
+                  torch.nn.Module, torch.serialization, torch.accelerator, torch.random, torch.cuda, torch._tensor_str)
+        CACHE = []
+
+        def attributes():
+            return {(owner, name): value for owner in OWNERS for name, value in vars(owner).items()}
+
+        @pytest.fixture(scope="module")
+        def before():
+            with activate("64 MiB"):  # what torch makes on first use is not a change
+                torch.ones(2, device="fakegpu").sum().item()
+            return attributes()
+
+        @pytest.fixture
+        def fails_in_setup(fake_device):
+            raise ValueError
+
+        @pytest.fixture
+        def fails_in_teardown(fake_device):
+            yield
+            raise ValueError
+
+        def test_setup(before, fails_in_setup): pass
+        def test_call(before, fake_device): raise ValueError
+        def test_teardown(before, fails_in_teardown): pass
+        def test_leak(before, fake_device): CACHE.append(torch.ones(3, device="fakegpu"))
+        def test_exit(before, fake_device): raise SystemExit
+        def test_good(before, fake_device):
+            assert any(before.get(key) is not value for key, value in attributes().items())
+
+        def test_after(before):
+            after = attributes()
+            assert [key for key in before.keys() | after.keys()
+                    if key[1] != "__warningregistry__" and before.get(key) is not after.get(key)] == []
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=4, failed=2, errors=3)
+
+
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 64 * MiB, "64 MiB", "1.5 GiB", 12 * GiB])
 def test_headroom_of_the_fake_device_is_exact_to_the_byte(headroom, fake_device, size):
     from pytest_park import parse_size
