@@ -15,7 +15,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import expandable
-from .blocks import Block, Counts, Pool, Segment
+from .blocks import Block, Pool, Segment
+from .counts import Counts, statistics
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -287,32 +288,8 @@ class CachingAllocator:
         self.retries = self.out_of_memory_count = self.times_waited = self.times_taken = self.times_given = 0
 
     def statistics(self) -> dict[str, Any]:
-        """The keys of ``torch.cuda.memory_stats`` that the model knows."""
-        found: dict[str, Any] = {}
-        for name, counts in (("all", self.all), ("large_pool", self.large), ("small_pool", self.small)):
-            rows = counts.rows()
-            waiting = [block for _, block in self._waiting if counts in (self._all, block.segment.pool)]
-            for active, row, amount in (
-                ("active", "allocation", len(waiting)),
-                ("active_bytes", "allocated_bytes", sum(block.size for block in waiting)),
-                ("requested_bytes", "requested_bytes", sum(block.requested for block in waiting)),
-            ):  # active is also what was freed and waits for a stream; its peak counts what waits now
-                rows[active] = dict(rows[row])
-                rows[active]["current"] += amount
-                rows[active]["freed"] -= amount
-                rows[active]["peak"] = max(rows[active]["peak"], rows[active]["current"])
-            for row, measures in rows.items():
-                found |= {f"{row}.{name}.{measure}": value for measure, value in measures.items()}
-        # the model never limits what may be split, so nothing is oversize
-        for row in ("oversize_allocations", "oversize_segments"):
-            found |= {f"{row}.{measure}": 0 for measure in ("current", "peak", "allocated", "freed")}
-        found["max_split_size"] = -1
-        found["num_sync_all_streams"] = self.times_waited
-        found["num_alloc_retries"] = self.retries
-        found["num_ooms"] = self.out_of_memory_count
-        found["num_device_alloc"] = self.times_taken
-        found["num_device_free"] = self.times_given
-        return dict(sorted(found.items()))
+        """The keys of ``torch.cuda.memory_stats``."""
+        return statistics(self)
 
     # -- segments; the lock is held -----------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
-"""What a caching allocator consists of: segments, the blocks in them, lists of free blocks, and what it counts."""
+"""What a caching allocator consists of: segments, the blocks in them, and pools with lists of free blocks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any
+
+from .counts import Counts
 
 ADDRESS_BITS = 48
 #: In place of the requested bytes of a block that is address space only: not 0, so that nobody takes it for free.
@@ -90,7 +92,8 @@ class Segment:
 class FreeList:
     """Free blocks, smallest first, at equal size lowest address first: the order of ``BlockComparatorSize``.
 
-    Size and address are one number, because numbers compare faster than pairs.
+    Size and address are one number, because numbers compare faster than pairs. Sizes are multiples of 512, so that
+    there is room for addresses of nine bits more than are shifted.
     """
 
     __slots__ = ("_blocks", "order")
@@ -131,102 +134,6 @@ class FreeList:
             if place < len(order) and order[place] == after.size << ADDRESS_BITS | after.address:
                 place += 1
         return place == len(order) or order[place] > whole << ADDRESS_BITS | block.address
-
-
-class Counts:
-    """What ``torch.cuda.memory_stats`` counts: what is there, how much it ever was at once, and all that came. What was
-    freed is what came and is not there."""
-
-    __slots__ = (
-        "already_there",
-        "blocks",
-        "blocks_came",
-        "blocks_peak",
-        "requested",
-        "requested_came",
-        "requested_peak",
-        "reserved",
-        "reserved_came",
-        "reserved_peak",
-        "segments",
-        "segments_came",
-        "segments_peak",
-        "size",
-        "size_came",
-        "size_peak",
-        "unused",
-        "unused_came",
-        "unused_peak",
-        "unused_size",
-        "unused_size_came",
-        "unused_size_peak",
-    )  # fmt: skip
-
-    #: torch's name of each row
-    ROWS = (
-        ("allocation", "blocks"), ("allocated_bytes", "size"), ("requested_bytes", "requested"),
-        ("segment", "segments"), ("reserved_bytes", "reserved"),
-        ("inactive_split", "unused"), ("inactive_split_bytes", "unused_size"),
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        for name in Counts.__slots__:
-            setattr(self, name, 0)
-        self.already_there = {}
-
-    #: What there was when the accumulated counts were last reset, by row.
-    already_there: dict[str, int]
-    blocks: int
-    blocks_peak: int
-    blocks_came: int
-    size: int
-    size_peak: int
-    size_came: int
-    requested: int
-    requested_peak: int
-    requested_came: int
-    segments: int
-    segments_peak: int
-    segments_came: int
-    reserved: int
-    reserved_peak: int
-    reserved_came: int
-    unused: int
-    unused_came: int
-    unused_peak: int
-    unused_size: int
-    unused_size_came: int
-    unused_size_peak: int
-
-    def reserve(self, size: int, segments: int = 1) -> None:
-        self.segments += segments
-        self.segments_came += segments
-        self.segments_peak = max(self.segments_peak, self.segments)
-        self.reserved += size
-        self.reserved_came += size
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
-
-    def unreserve(self, size: int, segments: int = 1) -> None:
-        self.segments -= segments
-        self.reserved -= size
-
-    def reset_peaks(self) -> None:
-        for _, name in self.ROWS:
-            setattr(self, f"{name}_peak", getattr(self, name))
-
-    def reset_accumulated(self) -> None:
-        for _, name in self.ROWS:
-            setattr(self, f"{name}_came", 0)
-            self.already_there[name] = getattr(self, name)
-
-    def rows(self) -> dict[str, dict[str, int]]:
-        """By torch's names: ``{"allocated_bytes": {"current": …, "peak": …, "allocated": …, "freed": …}, …}``."""
-        found = {}
-        for row, name in self.ROWS:
-            current, peak, came = (getattr(self, f"{name}{kind}") for kind in ("", "_peak", "_came"))
-            freed = came + self.already_there.get(name, 0) - current
-            found[row] = {"current": current, "peak": peak, "allocated": came, "freed": freed}
-        return found
 
 
 class Pool(Counts):

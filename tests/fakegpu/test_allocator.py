@@ -316,9 +316,11 @@ def test_what_waits_is_active_and_not_allocated() -> None:
     statistics = allocator.statistics()
     assert statistics["allocated_bytes.all.current"] == 0
     assert statistics["active_bytes.all.current"] == 20 * MiB
+    assert statistics["requested_bytes.all.current"] == statistics["requested_bytes.large_pool.current"] == 20 * MiB
     assert (statistics["allocation.all.current"], statistics["active.all.current"]) == (0, 1)
     allocator.device_reached()
-    assert allocator.statistics()["active_bytes.all.current"] == 0
+    statistics = allocator.statistics()
+    assert statistics["active_bytes.all.current"] == statistics["requested_bytes.all.current"] == 0
 
 
 @pytest.mark.parametrize("how", ["empty_cache", "shortage"])

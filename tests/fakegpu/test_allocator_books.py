@@ -87,6 +87,27 @@ def test_the_statistics_count_what_happened() -> None:
     assert statistics["reserved_bytes.all.freed"] == 2 * MiB
 
 
+def test_inactive_parts_are_counted_by_what_each_step_changes() -> None:
+    """``alloc_found_block`` and ``free_block``: a split, a merge and a reuse change the counts by the difference."""
+    allocator = an_allocator()
+    first = allocator.allocate(5 * MiB)  # a part of 15 MiB is left
+    second = allocator.allocate(5 * MiB)  # that part shrinks
+    allocator.free(first)  # a second part, of 5 MiB
+    rows = ("inactive_split.all", "inactive_split_bytes.all")
+    statistics = allocator.statistics()
+    measures = ("current", "peak", "allocated", "freed")
+    assert [[statistics[f"{row}.{measure}"] for measure in measures] for row in rows] == [
+        [2, 2, 2, 0],
+        [15 * MiB, 15 * MiB, 20 * MiB, 5 * MiB],
+    ]
+    allocator.free(second)  # both parts merge with it to a whole segment
+    statistics = allocator.statistics()
+    assert [[statistics[f"{row}.{measure}"] for measure in measures] for row in rows] == [
+        [0, 2, 2, 2],
+        [0, 15 * MiB, 20 * MiB, 20 * MiB],
+    ]
+
+
 def test_peaks_start_again_from_what_is_live() -> None:
     allocator = an_allocator()
     live, gone = allocator.allocate(20 * MiB), allocator.allocate(30 * MiB)
@@ -109,10 +130,16 @@ def test_accumulated_counts_start_again_from_nothing() -> None:
     """``Stat::reset_accumulated`` sets both to zero, whatever is live."""
     allocator = an_allocator()
     live = allocator.allocate(20 * MiB)
+    allocator.empty_cache()
+    assert allocator.statistics()["num_sync_all_streams"] == 1
     allocator.reset_accumulated()
     statistics = allocator.statistics()
     assert (statistics["allocated_bytes.all.allocated"], statistics["allocated_bytes.all.freed"]) == (0, 0)
-    assert (statistics["num_alloc_retries"], statistics["num_device_alloc"]) == (0, 0)
+    assert (statistics["num_alloc_retries"], statistics["num_device_alloc"], statistics["num_sync_all_streams"]) == (
+        0,
+        0,
+        0,
+    )
     assert statistics["allocated_bytes.all.current"] == 20 * MiB
     allocator.free(live)
     statistics = allocator.statistics()
