@@ -16,7 +16,7 @@ import torch
 from .case import Case
 from .verdict import Broken, Hangs, NotApplicable, Untestable
 
-#: Seconds after which a child counts as hanging.
+#: Seconds after the last step of its history after which a child counts as hanging.
 PATIENCE = 30
 
 
@@ -60,7 +60,7 @@ def run_in_child(case: Case, run: Callable[[], None]) -> None:
                 outcome = (kind, *rest)
     _, status = os.waitpid(child, 0)
     if outcome is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        raise Hangs(f"the child process did not end within {PATIENCE} seconds", after=case.history[-1:])
+        raise Hangs(f"the child process did nothing for {PATIENCE} seconds", after=case.history[-1:])
     if outcome is None:
         died = f"of {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else f"with status {status}"
         raise Broken(expected="the process survives", seen=f"it died {died} after the last step of the history")
@@ -85,6 +85,7 @@ class _Told(list[str]):
         super().append(step)
         pickle.dump(("step", step), self._pipe)
         self._pipe.flush()
+        signal.alarm(PATIENCE)
 
 
 def _be_child(case: Case, run: Callable[[], None], pipe: IO[bytes]) -> None:

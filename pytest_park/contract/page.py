@@ -12,8 +12,12 @@ _HEAD = """\
 
 What every implementation of parking must keep, in words that fit any of them. Each check is a test of
 `pytest_park.contract.ParkableContract` under the name that is given here: `pytest -k c05` picks it, `-k updates` its
-family. The links lead to public reports of people who met the fault. This page is generated from the checks:
+family. The links lead to public reports of people who met the fault. [The matrix](matrix.md) has for each check an
+implementation with the fault, which turns it red. This page is generated from the checks:
 `python -m pytest_park.contract.page > docs/contract.md`.
+
+How long it takes: on a component of 20 modules and 2 million parameters, all of it is 30 seconds of processor time in
+one process, and 37 in two. `time pytest -n 2 tests/contract/test_two_million_parameters.py` measures it.
 """
 
 

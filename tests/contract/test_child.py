@@ -66,6 +66,17 @@ def test_a_crash_is_a_finding_that_names_the_last_step(fake_device: FakeDevice) 
     assert finding.history == ("park",)
 
 
+def test_a_long_check_is_no_hang(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "PATIENCE", 2)
+
+    def function(case: Case) -> None:
+        for number in range(5):
+            case.history.append(f"step {number}")
+            time.sleep(0.6)
+
+    assert verdict_on(fake_device, function).outcome == "kept"
+
+
 def test_a_hang_is_neither_kept_nor_broken(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "PATIENCE", 1)
 
@@ -78,7 +89,7 @@ def test_a_hang_is_neither_kept_nor_broken(fake_device: FakeDevice, monkeypatch:
     assert verdict.outcome == "hangs"
     text = str(verdict.finding)
     assert "C7 is neither kept nor broken, the check hangs: a promise" in text
-    assert "did not end within 1 seconds; its last step: park" in text
+    assert "did nothing for 1 seconds; its last step: park" in text
     assert "OMP_NUM_THREADS=1" in text
     assert "HANGS" in table([verdict])
 

@@ -15,14 +15,19 @@ from ..verdict import Broken, NotApplicable, bytes_text
 Setup = Callable[[Case], tuple[Any, list[str]]]
 
 
+def _smallest(case: Case) -> str:
+    """A weight without which there is still enough to be worth parking."""
+    return min(case.plain_weights(), key=lambda name: case.before.records[name].storage_bytes)
+
+
 def _view_elsewhere(case: Case) -> tuple[Any, list[str]]:
-    name = case.plain_weights()[0]
+    name = _smallest(case)
     case.note(f"a view of {name} is held elsewhere")
     return case.module.get_parameter(name).detach()[...], [name]  # of all of it, because it may have no dimension
 
 
 def _cached_attribute(case: Case) -> tuple[Any, list[str]]:
-    name = case.plain_weights()[0]
+    name = _smallest(case)
     owner, leaf = case.owner(name)
     case.note(f"{name}.data is kept in an attribute of its module")
     owner.__dict__[f"cached_{leaf}"] = case.module.get_parameter(name).detach()
@@ -36,7 +41,7 @@ def _plain_attribute(case: Case) -> tuple[Any, list[str]]:
 
 
 def _on_the_host(case: Case) -> tuple[Any, list[str]]:
-    name = case.plain_weights()[0]
+    name = _smallest(case)
     weight = case.module.get_parameter(name)
     case.note(f"{name} is on the host already")
     weight.data = weight.data.cpu()

@@ -102,7 +102,7 @@ class _Permeable(Parked):
                 return function(*args, **(kwargs or {}))
 
 
-@sick("c20_a_parked_module")
+@sick("c20_a_parked_module", crashes=True)
 class GuardsTheComponentOnly(Healthy):
     """Refuses the component's own forward; its submodules compute with placeholders."""
 
@@ -118,7 +118,7 @@ class GuardsTheComponentOnly(Healthy):
         raise RuntimeError("the component is parked: call restore() first")
 
 
-@sick("c20_a_parked_module", "c20_a_forward", follows=["c38_"])
+@sick("c20_a_parked_module", "c20_a_forward", follows=["c38_"], crashes=True)
 class GuardsNothing(HasPlaceholders):
     """Nothing is refused: kernels get placeholders of one element, made before they are needed."""
 
