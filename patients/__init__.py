@@ -1,0 +1,1 @@
+"""Released code of other projects under the contract, on the fake device: ``tox -e patients``."""
