@@ -6,15 +6,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
 
 def ratio(this: Callable[[], object], other: Callable[[], object], *, rounds: int = 15, calls: int = 1) -> float:
-    """Time of *this* over time of *other*, each the least of *rounds* of *calls* calls."""
-    this(), other()  # what happens at the first call only
-    best = [float("inf"), float("inf")]
-    for _ in range(rounds):
-        for which, function in enumerate((this, other)):
-            best[which] = min(best[which], _seconds(function, calls))
-    return best[0] / best[1]
+    """Time of *this* over time of *other*, each the least of *rounds* of *calls* calls, with torch on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        this(), other()  # what happens at the first call only
+        best = [float("inf"), float("inf")]
+        for _ in range(rounds):
+            for which, function in enumerate((this, other)):
+                best[which] = min(best[which], _seconds(function, calls))
+        return best[0] / best[1]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def watched_and_not(run: Callable[[], object]) -> tuple[Callable[[], object], Callable[[], object]]:

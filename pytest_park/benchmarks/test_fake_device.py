@@ -1,7 +1,6 @@
 """What the fake device costs, beside the CPU that does its work and beside torch's tensors without data.
 
-``pytest --benchmark-only --pyargs pytest_park.benchmarks -k fake_device`` prints the times; the ratios are in
-``extra_info`` of each benchmark (``--benchmark-json``).
+``pytest --benchmark-only --pyargs pytest_park.benchmarks -k fake_device`` prints the times, and the ratios below them.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def test_a_forward(benchmark: BenchmarkFixture, fake_device: FakeDevice, build: 
     )
     torch.testing.assert_close(result.cpu(), model.run(model.module, "cpu"))
     torch.Stream(device=fake_device.device)
-    benchmark.extra_info["with several streams, times itself"] = ratio(
+    benchmark.extra_info["times itself, when there are several streams"] = ratio(
         *watched_and_not(lambda: model.run(there, fake_device.device))
     )
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,14 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pytest_park.benchmarks.models import MODELS, Model
 from pytest_park.benchmarks.ratios import ratio, watched_and_not
 from pytest_park.fakegpu import FakeDevice
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_an_operator_is_four_times_faster_than_on_tensors_without_data(fake_device: FakeDevice) -> None:
