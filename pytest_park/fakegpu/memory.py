@@ -29,6 +29,10 @@ def card_of(device: Device = None) -> FakeDevice:
     return active.card(active.index_of(named))
 
 
+def _cards() -> tuple[FakeDevice, ...]:
+    return card_of().devices
+
+
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     return card_of(device).mem_get_info()
 
@@ -117,7 +121,7 @@ def _set_allocator_settings(env: str) -> None:
     """``"expandable_segments:True"``, for all devices; raises ``NotImplementedError`` for any other setting."""
     on = allocator_settings.expandable_segments(env)
     if on is not None:
-        for card in active.cards:
+        for card in _cards():
             card.allocator.expandable_segments = on
 
 
@@ -141,7 +145,7 @@ def _record_memory_history(
         raise RuntimeError("expected context to be 'state', 'alloc', 'all', or None")
     if stacks not in ("python", "all"):
         raise RuntimeError("expected stacks to be 'python', or 'all'")
-    for card in active.cards:
+    for card in _cards():
         history = None
         if state is not None:
             history = History(max_entries if state == "all" else 1, context, skip_actions or ())
@@ -154,7 +158,7 @@ def _snapshot(device: Device = None, augment_with_fx_traces: bool = False) -> di
     """The memory of all fake devices, and what was recorded of it, for ``torch.cuda._memory_viz``."""
     if augment_with_fx_traces:
         raise NotImplementedError("fakegpu does not augment snapshots with traces of torch.fx")
-    return snapshot([card.allocator for card in active.cards])
+    return snapshot([card.allocator for card in _cards()])
 
 
 def _dump_snapshot(

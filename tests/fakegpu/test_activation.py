@@ -130,8 +130,12 @@ def test_nothing_new_can_be_made_after_the_end() -> None:
         torch.ones(2, device="fakegpu")
     with pytest.raises(RuntimeError, match="no fakegpu is active"):
         torch.ones(2).to("fakegpu")
+    memory = torch.fakegpu.memory
+    for ask in (memory.mem_get_info, memory._snapshot, memory._record_memory_history):
+        with pytest.raises(RuntimeError, match="no fakegpu is active"):
+            ask()
     with pytest.raises(RuntimeError, match="no fakegpu is active"):
-        torch.fakegpu.mem_get_info()
+        memory._set_allocator_settings("expandable_segments:True")
 
 
 def test_a_tensor_that_outlives_its_device_does_not_count_on_the_next() -> None:
