@@ -17,7 +17,7 @@ project has not made is not its fault, and what is listed here may have been men
 
 Seen in November 2026 on the fake device, with torch 2.13.0 on Python 3.11. **No GPU took part.** The wheels are the
 released ones, installed without their dependencies; nothing of theirs is in this repository. `tox -e patients` installs
-them and tells whether this page still holds; then `tox -q exec -e patients -- python -m patients` prints it anew.
+them and tells whether this page still holds; then `tox -qq exec -e patients -- python -m patients` prints it anew.
 
 *kept*: in all cases of all checks of a promise that apply. *broken*: in all of them; *3 of 19*: in so many. *–*: does
 not apply, mostly because the project has no such thing. A promise that is broken only because another one is counts all

@@ -9,7 +9,7 @@ from .page import HEAD, column, section, without_evidence
 from .roster import PATIENTS, ROOT, Patient
 
 PAGE = (ROOT / "docs" / "patients.md").read_text()
-HOW = "if that is right: tox -q exec -e patients -- python -m patients > docs/patients.md"
+HOW = "if that is right: tox -qq exec -e patients -- python -m patients > docs/patients.md"
 
 
 def test_the_page_has_the_head_that_is_printed_and_a_section_for_each_patient() -> None:
