@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("diffusers")
-pytest.importorskip("transformers")
-
 #: Warnings of the libraries themselves, by how they begin.
 THE_LIBRARIES_OWN = ("`Transformer2DModelOutput` is deprecated", "In fakegpu autocast, but the target dtype")
 

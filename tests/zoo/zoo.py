@@ -5,9 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
 
 from . import from_diffusers, from_transformers
 
