@@ -24,23 +24,6 @@ def ratio(this: Callable[[], object], other: Callable[[], object], *, rounds: in
         torch.set_num_threads(threads)
 
 
-def watched_and_not(run: Callable[[], object]) -> tuple[Callable[[], object], Callable[[], object]]:
-    """*run* on a fake device that has several streams: as it is, and without the sanitizer's look at each kernel."""
-    from pytest_park.fakegpu import active
-
-    sanitizer = active.sanitizer
-    assert sanitizer is not None, "the sanitizer begins with the second stream"
-
-    def unwatched() -> None:
-        active.sanitizer = None
-        try:
-            run()
-        finally:
-            active.sanitizer = sanitizer
-
-    return run, unwatched
-
-
 def _seconds(function: Callable[[], object], calls: int) -> float:
     start = time.process_time()
     for _ in range(calls):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
@@ -59,6 +60,7 @@ class Sanitizer:
 
     def __init__(self) -> None:
         self.watching = False
+        self._paused = False
         self.found: list[RaceError] = []
         self._lock = threading.RLock()
         self._clocks = StreamSynchronizations()
@@ -74,7 +76,7 @@ class Sanitizer:
                 self.watching = True
                 for card in active.cards:
                     self._begin(card)
-                active.sanitizer = self
+                active.sanitizer = None if self._paused else self
             self._clocks.create_stream(stream)
 
     def _begin(self, card: FakeDevice) -> None:
@@ -130,6 +132,16 @@ class Sanitizer:
             self._clocks.update_seq_num(stream, number)
         self._latest.clear()
         return self._clocks
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No access is noted inside; what waits for what still is."""
+        before, self._paused, active.sanitizer = self._paused, True, None
+        try:
+            yield
+        finally:
+            self._paused = before
+            active.sanitizer = self if self.watching and not before else None
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 

@@ -233,6 +233,32 @@ def test_on_the_default_stream_it_is_only_slow(
     assert fake_device.races == ()
 
 
+def test_what_runs_unwatched_is_not_reported(side: torch.Stream, ones: Tensor, fake_device: FakeDevice) -> None:
+    with fake_device.unwatched():
+        with side:
+            twice = ones * 2
+        torch.fakegpu.Stream()
+        with fake_device.unwatched():
+            pass
+        with side:
+            ones * 2
+    with side, pytest.raises(RaceError):
+        ones * 2
+    assert twice.tolist() == [2] * 1024
+
+
+@pytest.mark.parametrize("where", ["before", "inside"])
+def test_after_an_unwatched_stretch_it_watches_whenever_the_first_stream_was_made(
+    fake_device: FakeDevice, where: str
+) -> None:
+    with fake_device.unwatched():
+        side = torch.fakegpu.Stream() if where == "inside" else None
+    side = side or torch.fakegpu.Stream()
+    ones = torch.ones(4, device="fakegpu")
+    with side, pytest.raises(RaceError):
+        ones * 2
+
+
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
