@@ -1,4 +1,7 @@
-"""``python -m tests.contract``: every sick implementation, and the checks that it turns red with how many variants."""
+"""``python -m tests.contract``: every sick implementation, and the checks that it turns red with how many of their cases.
+
+At the end come the cases that none of them turns red: their checks were seen red, but not in just that case.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,26 @@ from pytest_park.contract.registry import all_checks
 from pytest_park.fakegpu import activate
 
 from .matrix import FAMILIES, red_checks
+from .page import count
 from .sick.bank import BANK
 from .sick.healthy import Healthy
 
 
 def main() -> None:
-    variants = {check.id: max(len(check.variants), 1) for check in all_checks()}
+    cases = {check.id: list(check.variants) or [""] for check in all_checks()}
+    never_red = {(check, case) for check, names in cases.items() for case in names}
     implementations: list[type[Healthy]] = [Healthy, *(sick.implementation for sick in BANK.values())]
     for implementation in implementations:
         with activate(memory="256 MiB", count=2) as device:
             red = red_checks(implementation, device)
         print(f"{implementation.__name__} ({implementation.__module__.rpartition('.')[2]})")
         for check, found in red.items():
-            print(f"    {check}{'' if variants[check] == 1 else f' ({len(found)} of {variants[check]})'}")
-    print(
-        f"{len(BANK)} sick implementations in {len(FAMILIES)} families, {len(variants)} checks, "
-        f"{sum(variants.values())} with all variants"
-    )
+            print(f"    {check}{'' if cases[check] == [''] else f' ({len(found)} of {len(cases[check])})'}", flush=True)
+            never_red -= {(check, case) for case in found}
+    print(f"{count()} in {len(FAMILIES)} families")
+    print(f"{len(never_red)} cases that no sick one turns red, though their checks were seen red in other cases:")
+    for check, case in sorted(never_red):
+        print(f"    {check}[{case}]")
 
 
 if __name__ == "__main__":

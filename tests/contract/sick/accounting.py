@@ -39,6 +39,24 @@ class ForgetsBuffers(Healthy):
         return groups, [left for left in skipped if left[1] != "a buffer"]
 
 
+@sick("c29_the_report_names_what")
+class ForgetsPlainTensors(Healthy):
+    """Does not say that tensors in plain attributes stay."""
+
+    def plan(self) -> tuple[list[Group], list[Left]]:
+        groups, skipped = super().plan()
+        return groups, [left for left in skipped if left[1] != "a plain tensor attribute"]
+
+
+@sick("c29_the_report_names_what")
+class ForgetsWhatIsOnTheHost(Healthy):
+    """Does not say that a weight was on the host already."""
+
+    def plan(self) -> tuple[list[Group], list[Left]]:
+        groups, skipped = super().plan()
+        return groups, [left for left in skipped if left[1] != "on cpu"]
+
+
 @sick("c29_the_report_is_true")
 class CountsWrappers(Healthy):
     """Counts the outer bytes of wrapper subclasses as freed."""

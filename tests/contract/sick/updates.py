@@ -63,6 +63,27 @@ class TrustsTheVersionCounter(KeepsCopies):
         return parameter.is_inference() or parameter._version == version
 
 
+@sick("c11_")
+class UsesCopiesOfReplacedParameters(KeepsCopies):
+    """Finds the copies that it kept by name, and uses one for whatever has the name now."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.names: dict[int, str] = {}
+        super().__init__(*args, **options)
+
+    def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        super().swap_in(parameter, data)
+        self.names |= {id(mine): name for name, mine in self.module.named_parameters()}
+
+    def copy_out(self, group: Group) -> list[torch.Tensor]:
+        copies = super().copy_out(group)
+        for (name, parameter), copy in zip(group, copies, strict=True):
+            for old, kept, _ in self.kept.values():
+                if self.names.get(id(old)) == name and old is not parameter and kept.shape == copy.shape:
+                    copy.copy_(kept)
+        return copies
+
+
 @sick("c11_", follows=["c06_"])
 class RestoresOverTheWeights(KeepsCopies):
     """A restore with nothing parked writes the kept copies back over the weights."""
@@ -89,6 +110,23 @@ class LosesWritesWhileParked(Healthy):
     """A write goes to a placeholder without elements: to nothing."""
 
     disguise_as = _LosesWrites
+
+
+class _LosesDataWrites(Parked):
+    @property
+    def data(self) -> torch.Tensor:
+        return torch.zeros_like(PARKED[self])
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        pass
+
+
+@sick("c12_a_write")
+class LosesWritesToDataWhileParked(Healthy):
+    """A write to ``.data`` of a parked weight goes to a tensor that nobody keeps."""
+
+    disguise_as = _LosesDataWrites
 
 
 class _SharesWrites(Parked):

@@ -85,6 +85,38 @@ class CopiesElementByElement(Healthy):
                 host.dense = host.contiguous()
 
 
+@sick("c01_every")
+class KnowsOneDtype(Healthy):
+    """Brings back with one wrong bit what is not float32."""
+
+    def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        moved = super().copy_in(parameters)
+        for data in moved:
+            if data.dtype is not torch.float32:
+                flat_bytes(data.untyped_storage(), self.device)[:1].bitwise_xor_(1)
+        return moved
+
+
+@sick("c01_every", follows=["c03_", "c04_"])
+class CompactsViews(Healthy):
+    """Brings back the elements of a view, one after the other, and not the storage that it lies in."""
+
+    def copy_in(self, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        moved = []
+        for data in super().copy_in(parameters):
+            is_view = data.numel() * data.element_size() != data.untyped_storage().nbytes()
+            moved.append(data.clone(memory_format=torch.contiguous_format) if is_view else data)
+        return moved
+
+
+@sick("c04_")
+class MovesWeightsFromUnderBuffers(Healthy):
+    """Does not see that a buffer lies over a weight."""
+
+    def reason_to_skip(self, parameter: nn.Parameter, buffers: dict[int, str]) -> str:
+        return super().reason_to_skip(parameter, {})
+
+
 @sick("c04_")
 class SeversSharedStorages(Healthy):
     """Brings every parameter back into a storage of its own."""
