@@ -1,4 +1,4 @@
-"""``python -m tests.contract``: every sick implementation, the checks that it turns red, and in how many of their cases.
+"""``python -m tests.contract``: every sick implementation, the checks that it turns red, and in how many cases each.
 
 At the end come the cases that none of them turns red: their checks were seen red, but not in just that case.
 """
