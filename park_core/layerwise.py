@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from park_core.pinned import PinBudget, pin
 from park_core.placement import parked_in_place
 from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
 from park_core.survey import Survey, survey
-from park_core.transfer import Transfer, backend_of, transfer
+from park_core.transfer import Transfer, backend_of, transfer, worth_staging
 
 __all__ = ["LayerwiseOffloadManager", "find_layers"]
 
@@ -32,11 +33,25 @@ class _Coming:
         storages: its memory.
         home: the stream that the memory was allocated on, and returns to. None: the backend has no streams.
         event: after which the bytes are there.
+        job: of the courier, which gives the event when it is done. None: the event is there already.
     """
 
     storages: dict[StorageGroup, torch.UntypedStorage]
     home: Any = None
     event: Any = None
+    job: Future[Any] | None = None
+
+    def set_out(self) -> None:
+        """Wait until all of it is on the copy stream. Raises what went wrong with that."""
+        if self.job is not None:
+            self.event, self.job = self.job.result(), None
+
+    def finish(self) -> None:
+        """Nobody will use the layer: wait on the host, where memory that is copied from may be given up, too."""
+        if self.job is None or self.job.exception() is None:
+            self.set_out()
+            if self.event is not None:
+                self.event.synchronize()
 
 
 class LayerwiseOffloadManager:
@@ -74,6 +89,7 @@ class LayerwiseOffloadManager:
         self._staging, self._immutable = config.staging, config.immutable_weights
         self._budget = (budget or PinBudget(config.pin_memory)) if config.pin_memory else None
         self._mover: Transfer | None = None
+        self._courier: ThreadPoolExecutor | None = None
         self._coming: dict[int, _Coming] = {}
         self._homes: dict[int, Any] = {}
         self._keep_all = False
@@ -125,20 +141,20 @@ class LayerwiseOffloadManager:
     def prefetch_layer(self, index: int, non_blocking: bool = True) -> None:
         """Start bringing a layer to the device. With ``non_blocking=False`` it is there on return."""
         with moving:
-            if index not in self._loaded and index not in self._coming:
-                try:
+            try:
+                if index not in self._loaded and index not in self._coming:
                     self._coming[index] = self._start(self._groups[index])
-                except BaseException as failure:
-                    traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no memory with it
-                    raise
-            if not non_blocking:
-                self._arrive(index)
+                if not non_blocking:
+                    self._arrive(index)
+            except BaseException as failure:
+                traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no memory with it
+                raise
 
     def release_layer(self, index: int) -> None:
         """Take a layer off the device. What was written to its weights there reaches the host store first."""
         with moving:
             if (coming := self._coming.pop(index, None)) is not None:
-                _finish(coming)
+                coming.finish()
             self._hand_back(self._homes.pop(index, None))
             for group, versions in self._loaded.pop(index, {}).items():
                 unwatch(group)
@@ -151,7 +167,7 @@ class LayerwiseOffloadManager:
         with moving:
             for index in {*self._loaded, *self._coming}:
                 self.release_layer(index)
-            self._keep_all, self._mover = False, None
+            self._keep_all, self._mover, self._courier = False, None, None
 
     def load_all_layers(self) -> None:
         """Bring every layer to the device and keep it there until :meth:`release_all`."""
@@ -175,7 +191,7 @@ class LayerwiseOffloadManager:
         for handle in self._hooks:
             handle.remove()
         for coming in self._coming.values():
-            _finish(coming)
+            coming.finish()
         for groups in self._groups:
             for group in groups:
                 unwatch(group)
@@ -231,12 +247,24 @@ class LayerwiseOffloadManager:
         backend = backend_of(self.device)
         home = backend.current_stream(self.device)
         self._copy_stream.wait_stream(home)  # for earlier users of the same memory
+        if not worth_staging(sum(g.nbytes for g in groups if g.host is not None and g.host.kind != "pinned")):
+            return _Coming(storages, home, event=self._bring(storages))
+        self._courier = self._courier or ThreadPoolExecutor(1, thread_name_prefix="courier")
+        return _Coming(storages, home, job=self._courier.submit(self._bring, storages))
+
+    def _bring(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> Any:
+        """Put the copies on the copy stream; gives the event after which the bytes are there.
+
+        What is in pageable memory is copied by the host, or even read from a file, before the device can have it. So
+        the courier, a thread of the manager, does this for large layers, while the caller gives the device more to do.
+        """
+        assert self._copy_stream is not None
         try:
-            with backend.stream(self._copy_stream):
+            with backend_of(self.device).stream(self._copy_stream):
                 self._copy(storages)
-                return _Coming(storages, home, self._copy_stream.record_event())
+                return self._copy_stream.record_event()
         except BaseException:
-            home.wait_stream(self._copy_stream)  # for what did start
+            self._copy_stream.synchronize()  # what did start
             raise
 
     def _copy(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> None:
@@ -249,8 +277,13 @@ class LayerwiseOffloadManager:
 
     def _arrive(self, index: int) -> None:
         """The current stream waits for the copy, and the weights appear."""
-        if (coming := self._coming.pop(index, None)) is None:
+        if (coming := self._coming.get(index)) is None:
             return
+        try:
+            coming.set_out()
+        finally:
+            if coming.job is None or coming.job.done():  # or the wait was interrupted, and it is still on its way
+                del self._coming[index]
         self._wait_for(coming)
         for group, storage in coming.storages.items():
             if group.exposed:  # perhaps it was written to under the copy
@@ -293,12 +326,6 @@ class LayerwiseOffloadManager:
             return
         if group.exposed or [tensor._version for _, tensor in members] != versions:
             group.host = Transfer().to_host(group, members[0][1].untyped_storage(), into=group.host)
-
-
-def _finish(coming: _Coming) -> None:
-    """Nobody will use the layer: wait on the host, where memory that is copied from may be given up, too."""
-    if coming.event is not None:
-        coming.event.synchronize()
 
 
 class _LayerHook:

@@ -18,7 +18,7 @@ from torch import Tensor
 from park_core.host_copy import HostCopy
 from park_core.storage import StorageGroup, bytes_of
 
-__all__ = ["Staging", "Transfer", "backend_of", "synchronize", "transfer"]
+__all__ = ["Staging", "Transfer", "backend_of", "synchronize", "transfer", "worth_staging"]
 
 _BUFFERS, _BUFFER_BYTES = 4, 8 * 1024**2
 _WORTH_STAGING = 2 * _BUFFER_BYTES  # below that there is nothing to overlap
@@ -97,7 +97,7 @@ class Staging(Transfer):
         self._slots = cycle([_Slot(buffer, backend.Event()) for buffer in memory])
 
     def _up(self, target: Tensor, source: Tensor) -> None:
-        if source.nbytes < _WORTH_STAGING:
+        if not worth_staging(source.nbytes):
             return super()._up(target, source)
         with self._on_copy_stream():
             for part, piece in _pieces(target, source):
@@ -108,7 +108,7 @@ class Staging(Transfer):
                 slot.event.record(self._stream)
 
     def _down(self, target: Tensor, source: Tensor) -> None:
-        if source.nbytes < _WORTH_STAGING or not _has_values(source):
+        if not worth_staging(source.nbytes) or not _has_values(source):
             return super()._down(target, source)
         filling: list[tuple[_Slot, Tensor]] = []
         with self._on_copy_stream():
@@ -160,10 +160,15 @@ def _pieces(target: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield target[start : start + _BUFFER_BYTES], source[start : start + _BUFFER_BYTES]
 
 
+def worth_staging(nbytes: int) -> bool:
+    """Is there enough to overlap?"""
+    return nbytes >= _WORTH_STAGING
+
+
 def transfer(device: torch.device, nbytes: int, *, staged: bool = True) -> Transfer:
     """The way to move ``nbytes``: staged where that pays and the backend can pin memory, else plain."""
     backend = backend_of(device)
-    if staged and nbytes >= _WORTH_STAGING and hasattr(backend, "Stream") and device.type != "mps":
+    if staged and worth_staging(nbytes) and hasattr(backend, "Stream") and device.type != "mps":
         try:
             return Staging(device)
         except RuntimeError:  # no pinned memory to be had
