@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pytest_park.contract import Finding, Parkable, check, examine
 from pytest_park.contract.registry import all_checks
@@ -58,6 +59,15 @@ def test_every_check_says_what_usually_causes_it_and_who_met_it(one) -> None:
     assert one.cause
     assert one.reports
     assert all(len(report.split("/")) == 4 and report.split("/")[3].isdigit() for report in one.reports)
+
+
+def test_a_torch_without_distributed_has_no_dtensors(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    verdicts = examine(lambda: parkable(Healthy, *component(fake_device.device)), only=["c39"])
+    (dtensor,) = [verdict for verdict in verdicts if "DTensor" in verdict.check]
+    assert dtensor.outcome == "not applicable"
+    assert dtensor.reason == "this build of torch has no torch.distributed, and so no DTensor"
+    assert [verdict.outcome for verdict in verdicts if verdict is not dtensor] == ["kept", "kept"]
 
 
 def test_a_family_is_examined_by_its_name(fake_device: FakeDevice) -> None:
