@@ -94,13 +94,12 @@ class Parking:
             if self.closed:
                 reason = "this parking was closed; it does nothing any more"
                 return ParkReport(component=self.component, decision=ParkDecision(verdict="keep", reason=reason))
-            groups = groups_of(self.module, self.component, buffers=self.buffers)
-            mine = [group for group in groups if not group.streamed]
-            parked = [group for group in mine if group.state is GroupState.PARKED]
-            resident = [group for group in mine if group.state is GroupState.RESIDENT and group.device.type != "cpu"]
+            in_place, away = groups_of(self.module, self.component, buffers=self.buffers)
+            resident = [group for group in in_place if not group.streamed and group.device.type != "cpu"]
+            parked = [group for group in away if not group.streamed]
             report = ParkReport(component=self.component, decision=self._decide(resident, parked, need))
             if report.decision.verdict == "keep":  # what stands in the way of a park would only make it smaller
-                self._release(groups)
+                self._release(in_place | away)
                 for group in resident:
                     if group.host is not None and group.host.file is None:  # a mapped one costs nothing
                         group.host = None
@@ -327,10 +326,10 @@ class Parking:
 
 def _measure_freed(movable: dict[StorageGroup, torch.UntypedStorage]) -> tuple[int, list[Skipped]]:
     """Bytes whose storage is gone once we let go of it, and the groups that somebody else keeps on the device."""
-    watched = [(group, weakref.ref(storage)) for group, storage in movable.items()]
+    groups, storages = list(movable), [weakref.ref(storage) for storage in movable.values()]
     movable.clear()
-    kept = [group for group, ref in watched if ref() is not None]
-    freed = sum(group.nbytes for group, _ in watched) - sum(group.nbytes for group in kept)
+    kept = [group for group, storage in zip(groups, storages, strict=True) if storage() is not None]
+    freed = sum(group.nbytes for group in groups) - sum(group.nbytes for group in kept)
     return freed, [
         Skipped(g.name, "parked, but something outside the component holds its memory", g.nbytes) for g in kept
     ]

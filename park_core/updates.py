@@ -27,7 +27,8 @@ def update_cpu_weights(component: nn.Module, weights: Mapping[str, Tensor]) -> N
         weights: new values by parameter name; another dtype or device is converted.
 
     Raises:
-        ParkError: a name that the component does not have, or a value of another shape.
+        ParkError: a name that the component does not have, a value of another shape, or a plain tensor for a weight
+            that wraps others.
     """
     with moving, torch.no_grad():
         targets = dict(component.named_parameters(remove_duplicate=False))
@@ -37,5 +38,8 @@ def update_cpu_weights(component: nn.Module, weights: Mapping[str, Tensor]) -> N
             if value.shape != targets[name].shape:
                 shapes = f"{tuple(value.shape)}, the weight has {tuple(targets[name].shape)}"
                 raise ParkError(f"the new value of {name!r} has shape {shapes}; nothing was updated")
+            if hasattr(targets[name], "__tensor_flatten__") and type(value) is not type(targets[name]):
+                kind = type(targets[name]).__name__
+                raise ParkError(f"{name!r} is a {kind}, and takes only another one as value; nothing was updated")
         for name, value in weights.items():
             targets[name].copy_(value)

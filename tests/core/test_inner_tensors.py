@@ -22,12 +22,13 @@ from conftest import ALWAYS, MEMORY, bits
 from park_core import (
     LayerwiseOffloadableModuleMixin,
     OffloadConfig,
+    ParkError,
     Parking,
     WeightsParkedError,
 )
 from park_core.component import offload_of
 from park_core.parked_tensor import is_parked
-from park_core.updates import iter_materialized_weights
+from park_core.updates import iter_materialized_weights, update_cpu_weights
 from park_core.wrappers import inner_tensors
 from pytest_park.fakegpu import FakeDevice
 
@@ -487,6 +488,45 @@ def test_weights_can_be_listed_with_their_values(component: nn.Sequential) -> No
     Parking(component, "component", ALWAYS).park()
     listed = dict(iter_materialized_weights(component))
     assert all(torch.equal(bits(t), expected[n]) for name in listed for n, t in inner_tensors(name, listed[name]))
+
+
+def test_an_update_is_of_the_same_class_or_refused_before_anything_is_written(component: nn.Sequential) -> None:
+    new = copy.deepcopy(component[0].weight)
+    for _, part in inner_tensors("", new):
+        part.zero_()
+    expected = content(component)
+    Parking(component, "component", ALWAYS).park()
+    plain = torch.zeros(component[0].weight.shape)
+    with pytest.raises(ParkError, match=r"'0.weight' is a .*nothing was updated"):
+        update_cpu_weights(component, {"1.weight": torch.zeros(8, 8), "0.weight": plain})
+    assert_same(component, expected)
+    update_cpu_weights(component, {"1.weight": torch.zeros(8, 8), "0.weight": new})
+    zeroed = [values for name, values in content(component).items() if name.startswith(("0.weight", "1.weight"))]
+    assert not any(values.count_nonzero() for values in zeroed)
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["normal", "inference"])
+@pytest.mark.parametrize("parked", [False, True], ids=["parked outside", "parked inside"])
+@pytest.mark.parametrize("restored", [False, True], ids=["restored outside", "restored inside"])
+def test_inference_tensors_inside_stay_what_they_are(
+    fake_device: FakeDevice, made: bool, parked: bool, restored: bool
+) -> None:
+    component = nn.Module()
+    with torch.inference_mode(made):
+        inner = [torch.arange(8.0, device=fake_device.device), torch.tensor(2.0, device=fake_device.device)]
+        component.weight = nn.Parameter(Scaled(*inner), requires_grad=False)
+    del inner
+    parking = Parking(component, "component", ALWAYS)
+    for _ in range(2):
+        with torch.inference_mode(parked):
+            assert parking.park().bytes_freed == 36
+        with torch.inference_mode(restored):
+            parking.restore()
+        assert {part.is_inference() for part in parts(component).values()} == {made}
+        assert torch.equal((component.weight + 1).cpu(), torch.arange(8) * 2.0 + 1)
+        if not made:  # which has a version, that counts
+            version = component.weight.content._version
+            assert component.weight.content.add_(0)._version == version + 1
 
 
 def test_one_inner_tensor_that_is_viewed_elsewhere_is_named(fake_device: FakeDevice) -> None:
