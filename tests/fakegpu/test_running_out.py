@@ -139,6 +139,40 @@ def test_whatever_allocates_can_run_out(fake_device: FakeDevice, want: Callable[
     assert fake_device.allocated == 0
 
 
+#: More than a process can address, so that no host has it, however it counts.
+TOO_MUCH = 1 << 47
+too_much = pytest.mark.parametrize(
+    "want",
+    [
+        lambda: torch.empty(TOO_MUCH, dtype=torch.uint8, device="fakegpu"),
+        lambda: torch.empty_strided((TOO_MUCH,), (1,), dtype=torch.uint8, device="fakegpu"),
+        lambda: torch.ones(1, dtype=torch.uint8, device="fakegpu").repeat(TOO_MUCH),
+        lambda: torch.ones(1, dtype=torch.uint8, device="fakegpu").expand(TOO_MUCH) + 1,
+        lambda: torch.full((TOO_MUCH,), 1, dtype=torch.uint8, device="fakegpu"),
+        lambda: torch.UntypedStorage(TOO_MUCH, device="fakegpu"),
+    ],
+    ids=["empty", "empty_strided", "repeat", "add", "full", "storage"],
+)
+
+
+@too_much
+def test_what_the_host_does_not_have_either_is_a_shortage_of_the_device(
+    fake_device: FakeDevice, want: Callable[[], Any]
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 128\.00 TiB"):
+        want()
+    assert fake_device.allocated == 0
+    assert torch.fakegpu.memory_stats()["num_ooms"] == 1
+
+
+@pytest.mark.fake_device(memory="200 TiB")
+@too_much
+def test_where_only_the_host_is_short_it_says_so(fake_device: FakeDevice, want: Callable[[], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"fakegpu:0 has room for 128\.00 TiB, but the host"):
+        want()
+    assert fake_device.allocated == 0
+
+
 @pytest.mark.fake_device(memory="64 MiB")
 def test_after_running_out_what_fits_still_fits(fake_device: FakeDevice) -> None:
     live = torch.ones(60 * MiB, dtype=torch.uint8, device=fake_device.device)
