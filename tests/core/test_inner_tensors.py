@@ -520,6 +520,7 @@ def test_inference_tensors_inside_stay_what_they_are(
     for _ in range(2):
         with torch.inference_mode(parked):
             assert parking.park().bytes_freed == 36
+        assert {part.is_inference() for part in parts(component).values()} == {made}
         with torch.inference_mode(restored):
             parking.restore()
         assert {part.is_inference() for part in parts(component).values()} == {made}
