@@ -14,7 +14,7 @@ from .tiny import SIZES, TOKENS, Row, noise, row, tiny
 #: Of these nothing needs to be said.
 NAMES = """
     AlbertModel BeitModel BertForMaskedLM BertModel BlipTextModel CLIPModel CLIPTextModel CLIPTextModelWithProjection
-    CLIPVisionModelWithProjection ClapTextModelWithProjection ConvNextModel DINOv3ViTModel DebertaV2Model
+    CLIPVisionModelWithProjection ClapTextModelWithProjection ConvNextModel DebertaV2Model
     Dinov2WithRegistersModel DistilBertModel FalconModel GPT2LMHeadModel GPT2Model GPTNeoXModel Gemma2ForCausalLM
     Gemma2Model Gemma3TextModel GemmaModel GlmModel HubertModel LlamaModel MPNetModel MT5EncoderModel MambaModel
     MistralModel ModernBertModel OPTModel Phi3Model PhiModel Qwen2Model Qwen3Model Qwen3VLTextModel
