@@ -98,6 +98,10 @@ def forget_frames(error: BaseException) -> None:
         _refuse(int(wanted[1]))
 
 
+class NoHostMemory(RuntimeError):
+    """The host has no memory for a tensor of its own: no matter of the device."""
+
+
 #: What ``c10/core/impl/alloc_cpu.cpp`` says.
 _NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: [^:]* memory: you tried to allocate (\d+) bytes")
 

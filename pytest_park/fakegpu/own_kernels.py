@@ -10,7 +10,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from . import active, attention, recurrent, storages
-from .ledger import adopt, forget_frames
+from .ledger import NoHostMemory, adopt, forget_frames
 from .pinned import is_pinned
 from .sanitizer import Footprint
 from .tensors import host_view
@@ -208,9 +208,13 @@ def _to_copy(
     to = source.device if device is None else device
     if to == source.device:
         return adopt(stand_in(source).to(dtype or source.dtype, copy=True, memory_format=memory_format), to.index)
-    target = torch.empty_like(
-        source, dtype=dtype, device=to, memory_format=memory_format, pin_memory=non_blocking and to.type == "cpu"
-    )
+    pin_memory = non_blocking and to.type == "cpu"
+    try:
+        target = torch.empty_like(source, dtype=dtype, device=to, memory_format=memory_format, pin_memory=pin_memory)
+    except RuntimeError as error:
+        if to.type != "cpu":
+            raise
+        raise NoHostMemory(*error.args) from None
     return target.copy_(source, non_blocking)
 
 

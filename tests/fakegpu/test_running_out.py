@@ -165,6 +165,14 @@ def test_what_the_host_does_not_have_either_is_a_shortage_of_the_device(
     assert torch.fakegpu.memory_stats()["num_ooms"] == 1
 
 
+def test_a_copy_that_the_host_has_no_memory_for_is_a_shortage_of_the_host(fake_device: FakeDevice) -> None:
+    wide = torch.ones(1, dtype=torch.uint8, device="fakegpu").expand(TOO_MUCH)
+    with pytest.raises(RuntimeError, match=f"DefaultCPUAllocator: .*allocate {TOO_MUCH} bytes") as caught:
+        wide.to("cpu", memory_format=torch.contiguous_format)
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+    assert torch.fakegpu.memory_stats()["num_ooms"] == 0
+
+
 @pytest.mark.fake_device(memory="200 TiB")
 @too_much
 def test_where_only_the_host_is_short_it_says_so(fake_device: FakeDevice, want: Callable[[], Any]) -> None:
