@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class TensorRecord:
     offset: int
     storage_bytes: int
     storage: tuple[str, int]
-    identity: int
+    identity: weakref.ref[torch.Tensor]
     flags: tuple[tuple[str, Any], ...]
     attributes: tuple[str, ...]
 
@@ -43,7 +44,7 @@ class TensorRecord:
             offset=int(tensor.storage_offset()),
             storage_bytes=storage.nbytes(),
             storage=(str(tensor.device), storage.data_ptr()),
-            identity=id(tensor),
+            identity=weakref.ref(tensor),  # an id could be that of a later tensor in the same place
             flags=(
                 ("requires_grad", tensor.requires_grad),
                 ("is_leaf", tensor.is_leaf),
@@ -134,7 +135,7 @@ def _difference(aspect: str, then: TensorRecord, now: TensorRecord) -> Iterator[
         yield f"stride {list(then.stride)} offset {then.offset} became {list(now.stride)} offset {now.offset}"
     elif aspect == "storage" and now.storage_bytes > then.storage_bytes:
         yield f"storage grew from {then.storage_bytes:,} to {now.storage_bytes:,} bytes"
-    elif aspect == "identity" and then.identity != now.identity:
+    elif aspect == "identity" and then.identity() is not now.identity():
         yield "is another object"
     elif aspect == "flags":
         for (flag, was), (_, is_) in zip(then.flags, now.flags, strict=True):

@@ -100,9 +100,15 @@ class Second(threading.Thread):
         return not self.is_alive()
 
     def _place(self) -> Any:
-        """Where in the program it is."""
+        """Where in the program it is, and how often the system let it run: on a busy machine it may stay where it is
+        for long, and wait for nothing but its turn."""
         frame = sys._current_frames().get(self.ident or 0)
-        return (frame.f_code, frame.f_lasti) if frame is not None else None
+        try:
+            with open(f"/proc/self/task/{self.native_id}/schedstat") as stat:
+                turns = stat.read()
+        except OSError:
+            turns = ""  # not Linux, or it has just ended
+        return (frame.f_code, frame.f_lasti, turns) if frame is not None else None
 
     def _is_asleep(self) -> bool:
         """Whether the system has nothing to do for the thread: one that only waits for a busy processor is not

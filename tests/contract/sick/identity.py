@@ -9,7 +9,7 @@ from .bank import sick
 from .healthy import PARKED, Healthy, flat_bytes, view_like
 
 
-@sick("c32_", follows=["c33_a_pending_backward", "c37_", "c39_"])
+@sick("c32_", follows=["c33_a_pending_backward", "c37_"])
 class RebuildsParameters(Healthy):
     """Makes new parameters on restore."""
 

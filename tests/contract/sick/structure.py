@@ -26,8 +26,9 @@ class RemembersNames(Healthy):
             self.by_name[name] = (id(parameter), copy)
 
     def restore(self) -> None:
-        super().restore()
-        self.by_name.clear()
+        with self.lock:
+            super().restore()
+            self.by_name.clear()
 
 
 @sick("c13_a_renamed", follows=["c14_a_renamed", "c36_"])
