@@ -48,10 +48,13 @@ class _Coming:
 
     def finish(self) -> None:
         """Nobody will use the layer: wait on the host, where memory that is copied from may be given up, too."""
-        if self.job is None or self.job.exception() is None:
+        if self.job is not None and (failure := self.job.exception()) is not None:
+            traceback.clear_frames(failure.__traceback__)  # or they keep the memory
+        else:
             self.set_out()
             if self.event is not None:
                 self.event.synchronize()
+        self.storages = {}  # the courier may hold this object for a moment longer
 
 
 class LayerwiseOffloadManager:
@@ -238,21 +241,22 @@ class LayerwiseOffloadManager:
         """Allocate on the current stream, which will use and free the memory; copy on the copy stream."""
         groups = [group for group in groups if group.state is GroupState.PARKED]
         targets = [torch.empty(group.nbytes, dtype=torch.uint8, device=self.device) for group in groups]
-        storages = {group: target.untyped_storage() for group, target in zip(groups, targets, strict=True)}
+        coming = _Coming({group: target.untyped_storage() for group, target in zip(groups, targets, strict=True)})
         for group in groups:
             group.exposed = False
         if self._copy_stream is None:
-            self._copy(storages)
-            return _Coming(storages)
-        backend = backend_of(self.device)
-        home = backend.current_stream(self.device)
-        self._copy_stream.wait_stream(home)  # for earlier users of the same memory
+            self._copy(coming.storages)
+            return coming
+        coming.home = backend_of(self.device).current_stream(self.device)
+        self._copy_stream.wait_stream(coming.home)  # for earlier users of the same memory
         if not worth_staging(sum(g.nbytes for g in groups if g.host is not None and g.host.kind != "pinned")):
-            return _Coming(storages, home, event=self._bring(storages))
+            coming.event = self._bring(coming)
+            return coming
         self._courier = self._courier or ThreadPoolExecutor(1, thread_name_prefix="courier")
-        return _Coming(storages, home, job=self._courier.submit(self._bring, storages))
+        coming.job = self._courier.submit(self._bring, coming)
+        return coming
 
-    def _bring(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> Any:
+    def _bring(self, coming: _Coming) -> Any:
         """Put the copies on the copy stream; gives the event after which the bytes are there.
 
         What is in pageable memory is copied by the host, or even read from a file, before the device can have it. So
@@ -261,7 +265,7 @@ class LayerwiseOffloadManager:
         assert self._copy_stream is not None
         try:
             with backend_of(self.device).stream(self._copy_stream):
-                self._copy(storages)
+                self._copy(coming.storages)
                 return self._copy_stream.record_event()
         except BaseException:
             self._copy_stream.synchronize()  # what did start
@@ -272,7 +276,9 @@ class LayerwiseOffloadManager:
             if group.host is not None and group.host.kind == "pinned":
                 bytes_of(storage).copy_(bytes_of(group.host.storage), non_blocking=True)
             else:  # a pageable source is never read asynchronously
-                self._mover = self._mover or transfer(self.device, group.nbytes, staged=self._staging)
+                if self._mover is None:
+                    largest = max(group.nbytes for groups in self._groups for group in groups)
+                    self._mover = transfer(self.device, largest, staged=self._staging)
                 self._mover.fill(bytes_of(storage), group)
 
     def _arrive(self, index: int) -> None:
@@ -285,12 +291,13 @@ class LayerwiseOffloadManager:
             if coming.job is None or coming.job.done():  # or the wait was interrupted, and it is still on its way
                 del self._coming[index]
         self._wait_for(coming)
-        for group, storage in coming.storages.items():
+        storages, coming.storages = coming.storages, {}  # the courier may hold the object for a moment longer
+        for group, storage in storages.items():
             if group.exposed:  # perhaps it was written to under the copy
                 Transfer().fill(bytes_of(storage), group)
         self._homes[index] = coming.home
         loaded = self._loaded.setdefault(index, {})
-        for group, storage in coming.storages.items():
+        for group, storage in storages.items():
             show(group, storage)
             loaded[group] = [tensor._version for _, tensor in group.tensors()]
             group.exposed = False

@@ -87,7 +87,11 @@ class Transfer:
 
 
 class Staging(Transfer):
-    """Through pinned buffers, on a copy stream. Small groups still go the plain way."""
+    """Through pinned buffers, on a copy stream. Small groups still go the plain way.
+
+    The host fills and empties the buffers with all of torch's threads: ``copy_`` splits what has more than 32,768
+    elements (``at::internal::GRAIN_SIZE``).
+    """
 
     def __init__(self, device: torch.device) -> None:
         backend = backend_of(device)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conftest import Denoiser, assert_same_bits, snapshot
-from park_core import LayerwiseOffloadManager, OffloadConfig, StaleMappingError
+from park_core import LayerwiseOffloadManager, OffloadConfig, StaleMappingError, layerwise_offloadable
 from park_core.parked_tensor import is_parked
 from park_core.transfer import Staging
 from pytest_park.fakegpu import FakeDevice
@@ -85,6 +85,17 @@ def test_a_forward_with_the_courier_is_the_same(fake_device: FakeDevice, compone
         assert torch.equal(component(tokens), expected)
     assert_same_bits(snapshot(component), values)
     assert fake_device.races == ()
+
+
+def test_a_small_weight_that_comes_first_does_not_keep_the_large_ones_from_being_staged(
+    fake_device: FakeDevice,
+) -> None:
+    layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(2)))
+    component = layerwise_offloadable(nn.Sequential(layers), ["0"], config=OffloadConfig(), device=fake_device.device)
+    fake_device.clear_transfers()
+    component.layerwise_offload_managers[0].load_all_layers()  # type: ignore[union-attr,index]
+    assert [t.bytes for t in fake_device.transfers if t.pinned] == [1024] * 2 * 16
+    assert sum(t.bytes for t in fake_device.transfers if not t.pinned) == 2 * 3 * 256
 
 
 GIVE_UP: dict[str, Callable[[LayerwiseOffloadManager], None]] = {
