@@ -31,10 +31,10 @@ class Case:
         self._untouched = True
         _require_a_component(parkable)
         self.device = Device(parkable.device, parkable.fake_device)
+        self.streamed = frozenset(map(id, streamed_parameters(parkable)))
+        self.before = self.snapshot()  # before the forward: one that parks behind itself has severed views by then
         self.expected_output = self._first_outputs()
         self.device.synchronize()  # a layer that is still being prefetched may be read from here on
-        self.streamed = frozenset(map(id, streamed_parameters(parkable)))
-        self.before = self.snapshot()
         self.bytes = sum(self.storages().values())
 
     def __enter__(self) -> Case:

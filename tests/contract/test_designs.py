@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_park.contract import Parkable, Verdict
 from pytest_park.contract.examine import judge
-from pytest_park.contract.probes import SUBCLASS, batch, linear
+from pytest_park.contract.probes import SHARING, SUBCLASS, batch, linear
 from pytest_park.contract.registry import all_checks
 from pytest_park.contract.verdict import error_text
 from pytest_park.fakegpu import FakeDevice
@@ -97,3 +97,10 @@ def test_what_a_wrapper_holds_may_be_other_objects_afterwards(fake_device: FakeD
         "c39_", "a wrapper subclass", moved_by_a_hook(fake_device, SUBCLASS.probe(fake_device.device).module)
     )
     assert found.outcome == "kept", found.reason
+
+
+def test_what_the_first_forward_severs_is_seen(fake_device: FakeDevice) -> None:
+    module = SHARING["weights over one storage"].probe(fake_device.device).module
+    parkable = moved_by_a_hook(fake_device, module)
+    module.register_forward_hook(lambda *_: module.to("cpu").to(fake_device.device) and None)
+    assert verdict("c04_", "weights over one storage", parkable).reason.startswith("1 difference: whole: shared its")
