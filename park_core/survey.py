@@ -73,13 +73,26 @@ def owned_tensors(component: nn.Module) -> Iterator[Member]:
 
 
 def plain_tensors(component: nn.Module) -> list[Skipped]:
-    """Tensors on a device that are mere attributes of a module: nobody moves them, so they are named."""
-    return [
-        Skipped(f"{path}.{name}" if path else name, "a plain attribute, neither parameter nor buffer", size_of(value))
-        for path, module in component.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta")
-    ]
+    """Tensors on a device that nobody moves, so they are named: mere attributes of a module, or of a weight.
+
+    A weight of a class of its own may have its scales in an attribute, as those of bitsandbytes in ``quant_state``.
+    """
+    found = []
+    for path, module in component.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                found.append((prefix + name, value, "a plain attribute, neither parameter nor buffer"))
+        for name, weight in module._parameters.items():
+            if weight is None or type(weight) is nn.Parameter or (wraps_others(weight) and not is_parked(weight)):
+                continue
+            for attribute, value in vars(weight).items():
+                inside = {"": value} if isinstance(value, Tensor) else getattr(value, "__dict__", {})
+                for key, part in inside.items():
+                    if isinstance(part, Tensor):
+                        whole = f"{prefix}{name}.{attribute}" + (f".{key}" if key else "")
+                        found.append((whole, part, "an attribute of a weight"))
+    return [Skipped(name, why, size_of(t)) for name, t, why in found if t.device.type not in ("cpu", "meta")]
 
 
 def survey(component: nn.Module, name: str) -> Survey:

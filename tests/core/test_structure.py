@@ -208,3 +208,36 @@ def test_the_decision_is_by_the_weights_as_they_are_now(
     report = parking.park()
     assert (report.decision.verdict, report.decision.bytes) == ("park", expected)
     assert report.bytes_freed == expected
+
+
+class PackedWeight(nn.Parameter):
+    """Keeps its scales in attributes, as the weights of bitsandbytes do."""
+
+    quant_state: QuantState
+    offset: Tensor
+
+
+class QuantState:
+    def __init__(self, absmax: Tensor) -> None:
+        self.absmax, self.blocksize = absmax, 64
+
+
+def test_what_a_weight_has_in_its_attributes_stays_with_it_and_is_named(fake_device: FakeDevice) -> None:
+    component = nn.Module()
+    packed = torch.arange(64, dtype=torch.uint8, device=fake_device.device)
+    weight = component.weight = PackedWeight(packed, requires_grad=False)
+    del packed
+    weight.quant_state = state = QuantState(torch.ones(4, device=fake_device.device))
+    weight.offset = torch.ones(2, device=fake_device.device)
+    parking = Parking(component, "component", ALWAYS)
+    for _ in range(2):
+        report = parking.park()
+        assert report.bytes_freed == 64
+        assert sorted(report.skipped) == [
+            ("weight.offset", "an attribute of a weight", 8),
+            ("weight.quant_state.absmax", "an attribute of a weight", 16),
+        ]
+        parking.restore()
+        assert component.weight is weight
+        assert (type(weight), weight.quant_state) == (PackedWeight, state)
+        assert torch.equal(weight.cpu(), torch.arange(64, dtype=torch.uint8))
