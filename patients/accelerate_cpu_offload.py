@@ -13,6 +13,8 @@ from pytest_park.contract.parkable import device_of
 from pytest_park.contract.probes import batch, plain
 from pytest_park.fakegpu import FakeDevice
 
+from .first_state import first_state_kept
+
 
 def component(gpu: FakeDevice) -> Parkable:
     return parkable_of(plain(gpu.device, width=16).module, batch(gpu.device))
@@ -22,12 +24,14 @@ def parkable_of(module: nn.Module, inputs: Any, streamed: Sequence[str] = ()) ->
     if streamed:
         raise NotApplicable("cpu_offload_with_hook streams no layers")
     device = device_of(module)
-    _, hook = cpu_offload_with_hook(module, device)
+    with first_state_kept(module):
+        _, hook = cpu_offload_with_hook(module, device)
 
-    def restore() -> None:
-        hook.hook.pre_forward(module)
+        def restore() -> None:
+            hook.hook.pre_forward(module)
 
-    restore()  # the hook begins with the module on the host
+        restore()
+
     return Parkable(
         module,
         inputs,

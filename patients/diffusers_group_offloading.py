@@ -18,6 +18,8 @@ from pytest_park.contract.parkable import device_of
 from pytest_park.contract.probes import Stack, batch
 from pytest_park.fakegpu import FakeDevice
 
+from .first_state import first_state_kept
+
 
 def component(gpu: FakeDevice) -> Parkable:
     return parkable_of(Stack(gpu.device), batch(gpu.device), ("blocks",))
@@ -25,9 +27,10 @@ def component(gpu: FakeDevice) -> Parkable:
 
 def parkable_of(module: nn.Module, inputs: Any, streamed: Sequence[str] = ()) -> Parkable:
     device = device_of(module)
-    apply_group_offloading(module, onload_device=device, num_blocks_per_group=1)
-    group = module._diffusers_hook.get_hook("group_offloading").group
-    group.onload_()
+    with first_state_kept(module, streamed):
+        apply_group_offloading(module, onload_device=device, num_blocks_per_group=1)
+        group = module._diffusers_hook.get_hook("group_offloading").group
+        group.onload_()
 
     def forward(module: nn.Module, *arguments: torch.Tensor) -> Any:
         result = module(*arguments)
