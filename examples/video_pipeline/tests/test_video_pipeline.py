@@ -45,7 +45,8 @@ def test_without_parking_decode_runs_out_of_memory_by_a_few_mib(without: Run, la
     assert without.failed_stage is not None
     assert without.failed_stage.name == "decode"
     assert without.out_of_memory is not None
-    assert without.out_of_memory.asked - without.out_of_memory.free < 8 * MiB
+    # what is asked of the driver is a segment of 20 MiB
+    assert 0 < without.out_of_memory.asked - without.out_of_memory.free <= 8 * MiB
 
 
 def test_with_parking_the_same_card_makes_the_same_frames_bit_for_bit(parked: Run, large: Run) -> None:
