@@ -8,7 +8,7 @@ only look at sizes and strides (views) run on the device tensors themselves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from . import active, autocast, own_kernels
 from .ledger import adopt, forget_frames
 from .random import is_of_a_device
 from .sanitizer import Footprint
-from .tensors import host_view
+from .tensors import bytes_of, host_part, host_view, share_memory
 from .without_data import stand_in
 
 Kernel = Callable[..., Any]
@@ -104,6 +104,7 @@ def _on_device_tensors(op: OpOverload) -> Kernel:
 def _on_host_views(op: OpOverload) -> Kernel:
     run = op._op
     takes_generator = _takes_generator(op)
+    writes = op._schema.is_mutable
     footprint = Footprint(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -121,6 +122,8 @@ def _on_host_views(op: OpOverload) -> Kernel:
                         if at < 0 or index != -2:
                             return with_all_cases(args, kwargs)
                         index = at
+                    if writes and previous is not None and share_memory(value, args[0]):
+                        return with_all_cases(args, kwargs)
                     host_args.append(host_args[-1] if value is previous else host_view(value))  # x + x needs one view
                     previous = value
                 elif type(value) in _PLAIN:
@@ -151,6 +154,8 @@ def _on_host_views(op: OpOverload) -> Kernel:
 
     def with_all_cases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(op)
+        if writes:
+            call.share(args, kwargs)
         host_args = [call.to_host(value) for value in args]
         host_kwargs = call.to_host_by_name(kwargs, takes_generator)
         if call.elsewhere:
@@ -194,6 +199,7 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         call = Call(op)
+        call.share(args, kwargs)
         host_args = [call.to_host(value) for value in args]
         host_kwargs = call.to_host_by_name(kwargs, takes_generator)
         if call.elsewhere:
@@ -226,6 +232,15 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
     return kernel
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The device tensors in *value*."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, Tensor) and value.get_device() >= 0:
+        yield value
+
+
 def watched(footprint: Footprint, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """*result*, after the sanitizer has seen the call, if it has begun."""
     if active.sanitizer is not None:
@@ -236,7 +251,7 @@ def watched(footprint: Footprint, index: int, args: tuple[Any, ...], kwargs: dic
 class Call:
     """One call on its way to the CPU's kernel and back: which device it is on, which tensor stands for which."""
 
-    __slots__ = ("elsewhere", "host", "index", "op", "originals", "views")
+    __slots__ = ("elsewhere", "host", "index", "op", "originals", "shared", "views")
 
     def __init__(
         self, op: OpOverload, originals: Sequence[Any] = (), views: Sequence[Any] = (), index: int = -1
@@ -247,6 +262,19 @@ class Call:
         self.originals = list(originals)
         self.views = list(views)
         self.elsewhere: list[Tensor] = []
+        self.shared: dict[int, Tensor] = {}
+
+    def share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Show the kernel that arguments share memory: one that writes refuses those that overlap with what it writes
+        (``MemoryOverlap.cpp``)."""
+        if active.without_data:
+            return
+        seen: set[int] = set()
+        for tensor in _tensors((args, tuple(kwargs.values()))):
+            key = tensor.untyped_storage()._cdata
+            if key in seen and key not in self.shared:
+                self.shared[key] = host_view(bytes_of(tensor))
+            seen.add(key)
 
     def to_host(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -259,7 +287,8 @@ class Call:
                 if self.index >= 0:
                     self.elsewhere.append(value)
                 self.index = index
-            view = stand_in(value)
+            memory = self.shared.get(value.untyped_storage()._cdata) if self.shared else None
+            view = stand_in(value) if memory is None else host_part(memory, value)
             self.originals.append(value)
             self.views.append(view)
             return view

@@ -13,7 +13,7 @@ from . import active, attention, recurrent, storages
 from .ledger import NoHostMemory, adopt, forget_frames
 from .pinned import is_pinned
 from .sanitizer import Footprint
-from .tensors import host_view
+from .tensors import bytes_of, host_part, host_view, share_memory
 from .without_data import refuse_values, stand_in
 
 if TYPE_CHECKING:
@@ -179,8 +179,12 @@ def _snapshot(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
-    host_source = source if source.is_cpu else host_view(source)
-    host_target = target if target.is_cpu else host_view(target)
+    if not source.is_cpu and share_memory(source, target):  # of which the CPU refuses what overlaps
+        memory = host_view(bytes_of(source))
+        host_source, host_target = host_part(memory, source), host_part(memory, target)
+    else:
+        host_source = source if source.is_cpu else host_view(source)
+        host_target = target if target.is_cpu else host_view(target)
     if source.is_neg() and host_source is not source:
         host_source = torch._neg_view(host_source)
     if target.is_neg() and host_target is not target:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -19,6 +20,8 @@ _DEVICE_OFFSET = 8
 
 _export = torch._C._to_dlpack
 _import = torch._C._from_dlpack
+#: Whether two tensors have one storage; what torch's stubs lack.
+share_memory: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 _word = ctypes.c_int64.from_address
 _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -42,6 +45,21 @@ def device_view(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return _moved(tensor, _EXTERNAL | index << 32)
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage of *tensor*, on its device."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def host_part(memory: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`host_view` of *tensor* as a part of *memory*, which is the `host_view` of all the bytes of its storage.
+
+    Two parts of one memory are so for torch too; two views by themselves are not, wherever they lie.
+    """
+    part = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    part.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return part.conj() if tensor.is_conj() else part
+
+
 def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
     try:
         capsule = _export(tensor)
@@ -57,10 +75,8 @@ def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
 
 def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
     """The same for dtypes that DLPack cannot name: the storage travels as bytes and gets its dtype back."""
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     try:
-        capsule = _export(flat)
+        capsule = _export(bytes_of(tensor))
     except RuntimeError as error:
         raise RuntimeError(
             f"the bytes of this tensor on {tensor.device} cannot be read: the fake device that it lived on is no longer"

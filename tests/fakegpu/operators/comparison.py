@@ -15,11 +15,15 @@ DEVICE = "fakegpu"
 
 
 def on_device(value: Any) -> Any:
-    """*value* with every CPU tensor in it replaced by a device tensor of the same storage, offset and strides."""
-    return tree_map(_on_device, value)
+    """*value* with every CPU tensor in it replaced by a device tensor of the same storage, offset and strides.
+
+    Tensors that share a storage share one there.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+    return tree_map(lambda leaf: _on_device(leaf, storages), value)
 
 
-def _on_device(value: Any) -> Any:
+def _on_device(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
     if isinstance(value, torch.device | str) and str(value) == "cpu":
         return torch.device(DEVICE)
     if not isinstance(value, Tensor) or value.device.type != "cpu":
@@ -27,9 +31,11 @@ def _on_device(value: Any) -> Any:
     if value.layout is not torch.strided:
         return value.detach().to(DEVICE).requires_grad_(value.requires_grad)
     plain = value.detach()
-    flat = torch.empty(0, dtype=torch.uint8).set_(plain.untyped_storage()).to(DEVICE)
+    host = plain.untyped_storage()
+    if host._cdata not in storages:
+        storages[host._cdata] = torch.empty(0, dtype=torch.uint8).set_(host).to(DEVICE).untyped_storage()
     moved = torch.empty(0, dtype=value.dtype, device=DEVICE)
-    moved.set_(flat.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+    moved.set_(storages[host._cdata], value.storage_offset(), value.size(), value.stride())
     if value.is_conj():
         moved = moved.conj()
     if value.is_neg():
