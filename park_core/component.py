@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
 from park_core.guard import refresh_guards
-from park_core.layerwise import LayerwiseOffloadManager, find_layers
+from park_core.layers import find_layers
+from park_core.layerwise import LayerwiseOffloadManager
 from park_core.parked_tensor import show
 from park_core.parking import Parking, moving, use_lock
 from park_core.pinned import PinBudget

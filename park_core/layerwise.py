@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from park_core.config import OffloadConfig, layer_count
-from park_core.errors import LayerNameError
+from park_core.layers import find_layers, resident_layers
 from park_core.loaded_weight import unwatch, watch
 from park_core.parked_tensor import hide, show
 from park_core.parking import moving
@@ -22,7 +22,7 @@ from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
 from park_core.survey import Survey, survey
 from park_core.transfer import Transfer, backend_of, transfer, worth_staging
 
-__all__ = ["LayerwiseOffloadManager", "find_layers"]
+__all__ = ["LayerwiseOffloadManager"]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class LayerwiseOffloadManager:
         layers = find_layers(component, layer_name)
         self._layers = [weakref.ref(layer) for layer in layers]
         self._prefetch = layer_count(config.prefetch, len(layers))
-        self.resident_layers = _resident_layers(config, len(layers))
+        self.resident_layers = resident_layers(config, len(layers))
         self._groups: list[list[StorageGroup]] = [[] for _ in layers]
         self._loaded: dict[int, dict[StorageGroup, list[int]]] = {}  # the versions tell of writes on the device
         self._staging, self._immutable = config.staging, config.immutable_weights
@@ -351,30 +351,3 @@ class _LayerHook:
 
     def __reduce__(self) -> tuple[type, tuple[None, int, str]]:
         return _LayerHook, (None, self._index, self._method)
-
-
-def find_layers(component: nn.Module, name: str) -> list[nn.Module]:
-    """The layers that a dotted name leads to.
-
-    Raises:
-        LayerNameError: no such submodule, or not a list of modules; the message says which names would do.
-    """
-    lists = (nn.ModuleList, nn.Sequential)
-    known = [path for path, module in component.named_modules() if isinstance(module, lists) and len(module)]
-    try:
-        found = component.get_submodule(name)
-    except AttributeError:
-        found = None
-    if isinstance(found, lists) and len(found) and name:
-        return list(found)
-    wrong = "does not exist" if found is None else f"is a {type(found).__name__}, not a list of layers"
-    raise LayerNameError(
-        f"layer name {name!r} {wrong} in {type(component).__name__}; lists of layers there: {known or 'none'}"
-    )
-
-
-def _resident_layers(config: OffloadConfig, layers: int) -> frozenset[int]:
-    count = layer_count(config.resident_layers, layers)
-    if config.residency_policy == "leading":
-        return frozenset(range(count))
-    return frozenset(index * layers // count for index in range(count))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from park_core.component import OffloadedComponent, configure, disable, offload_of
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
+from park_core.layers import outermost_lists
 from park_core.layerwise import LayerwiseOffloadManager
 from park_core.report import ParkReport, RestoreReport
 from park_core.sizes import parse_size
@@ -104,7 +105,7 @@ def layerwise_offloadable(
         layer_names: dotted names of its lists of layers; None finds the outermost lists of at least two like layers.
         config, device, component_name: see :meth:`LayerwiseOffloadableModuleMixin.configure_layerwise_offload`.
     """
-    names = tuple(_outermost_lists(module) if layer_names is None else layer_names)
+    names = tuple(outermost_lists(module) if layer_names is None else layer_names)
     module.layer_names = names  # type: ignore[assignment]
     if not isinstance(module, LayerwiseOffloadableModuleMixin):
         for verb in _VERBS:
@@ -172,14 +173,3 @@ def _configured(module: object) -> OffloadedComponent:
             f"{name} is not under layerwise offload yet; call configure_layerwise_offload(device=...) first"
         )
     return offload
-
-
-def _outermost_lists(module: nn.Module) -> list[str]:
-    """Lists of at least two layers of one class, none inside another."""
-    found: list[str] = []
-    for path, child in module.named_modules():
-        if any(path.startswith(f"{outer}.") for outer in found) or not isinstance(child, nn.ModuleList):
-            continue
-        if len(child) > 1 and len({type(layer) for layer in child}) == 1 and any(True for _ in child.parameters()):
-            found.append(path)
-    return found
