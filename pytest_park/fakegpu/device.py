@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,6 +73,8 @@ class FakeDevice:
         self.entries: dict[int, Entry] = {}
         self.sanitizer = sanitizer
         self.pending = PendingCopies()
+        #: The ids of the streams that were made, by priority; the last is the one that was handed out last.
+        self.streams: dict[int, deque[int]] = {}
         #: How many allocations there were when the host last waited for the default stream.
         self.synchronized_at = 0
         self.transfers: list[Transfer] = []

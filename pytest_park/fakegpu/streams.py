@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from typing import Any
 
 import torch
@@ -15,23 +16,27 @@ from .sanitizer import stream_key
 _stream_ids = itertools.count(1)
 _event_ids = itertools.count(1)
 _FAKE_TYPE = 20  # c10::DeviceType::PrivateUse1
+_STREAMS_PER_POOL = 32  # 1 << kStreamsPerPoolBits
 
 
 class Stream(torch._C.Stream):
-    """A queue of work on one fake device, with the methods of ``torch.cuda.Stream``. Id 0 is the default stream."""
+    """A queue of work on one fake device, with the methods of ``torch.cuda.Stream``. Id 0 is the default stream.
+
+    There are 32 of each priority, and whoever asks for one more shares the first (``c10/cuda/CUDAStream.cpp``).
+    """
 
     def __new__(cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> Stream:
         index = active.index_of(named_device(device))
-        active.card(index)
+        card = active.card(index)
         made = super().__new__(
             cls,
-            stream_id=next(_stream_ids) if stream_id is None else stream_id,
+            stream_id=_from_pool(card.streams.setdefault(priority, deque())) if stream_id is None else stream_id,
             device_index=index,
             device_type=_FAKE_TYPE,
         )
         made.priority = priority
         if stream_id is None:
-            active.card(index).sanitizer.stream_made(made.stream_id)
+            card.sanitizer.stream_made(made.stream_id)
         return made
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> None:
@@ -77,6 +82,14 @@ class Stream(torch._C.Stream):
 
     def __repr__(self) -> str:
         return f"<fakegpu.Stream device={self.device} id={self.stream_id}>"
+
+
+def _from_pool(pool: deque[int]) -> int:
+    if len(pool) < _STREAMS_PER_POOL:
+        pool.append(next(_stream_ids))
+    else:
+        pool.rotate(-1)
+    return pool[-1]
 
 
 class Event(torch._C.Event):

@@ -91,6 +91,16 @@ def test_weights_that_were_copied_blocking_can_be_read_on_any_stream(fake_device
     assert twice.tolist() == [2] * 4
 
 
+def test_what_the_host_waited_for_is_ordered_also_by_way_of_another_stream(side: torch.Stream, ones: Tensor) -> None:
+    between = torch.fakegpu.Stream()
+    between.wait_stream(current())
+    between.synchronize()
+    with side:
+        twice = ones * 2
+    side.synchronize()
+    assert twice.tolist() == [2] * 1024
+
+
 # -- writes -----------------------------------------------------------------------------------------------------------
 
 

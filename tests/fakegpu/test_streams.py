@@ -188,3 +188,11 @@ def test_an_event_recorded_before_the_use_does_not_release_it(fake_device: FakeD
     early.synchronize()
     a_large_tensor()
     assert fake_device.reserved == 40 * MiB
+
+
+@pytest.mark.fake_device(count=2)
+def test_there_are_32_streams_of_each_priority_on_each_device(fake_device: FakeDevice) -> None:
+    first = [torch.fakegpu.Stream() for _ in range(32)]
+    assert [torch.fakegpu.Stream() for _ in range(32)] == first
+    others = {torch.fakegpu.Stream(priority=-1).stream_id, torch.fakegpu.Stream(device=1).stream_id}
+    assert len({stream.stream_id for stream in first} | others) == 34
