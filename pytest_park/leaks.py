@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import unittest
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 #: How many storages a report names, largest first.
 _NAMED: Final = 10
+#: How many hundredths of a second a thread has to let go: autograd's holds the last node a little longer than
+#: ``backward()`` lasts.
+_PATIENCE: Final = 20
 
 
 @dataclass(slots=True)
@@ -55,6 +59,10 @@ def check(item: pytest.Item) -> None:
         if not _live(watched.devices):
             return
         gc.collect(generation)
+    for _ in range(_PATIENCE):
+        if not _live(watched.devices):
+            return
+        time.sleep(0.01)
     if left := _live(watched.devices):
         pytest.fail(_report(left), pytrace=False)
 

@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from . import accelerator, current_device, data_assignment, dlpack, pinned, random, storages, streams, without_data
+from . import (
+    accelerator,
+    backward,
+    current_device,
+    data_assignment,
+    dlpack,
+    pinned,
+    random,
+    storages,
+    streams,
+    without_data,
+)
 
 _MISSING = object()
 
@@ -20,6 +31,7 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of every patch."""
     yield from chain(data_assignment.patches(), pinned.patches(), storages.patches(), accelerator.patches())
     yield from dlpack.patches()
+    yield from backward.patches()
     yield from current_device.patches()
     yield from without_data.patches()
     yield torch, "Generator", random.AnyGenerator

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as _setup
 
+from .backward import keep_pending_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -50,6 +52,7 @@ def register(module: ModuleType, is_available: Callable[[], bool]) -> None:
 
     class Guard(_BaseGuard):  # type: ignore[misc,valid-type]
         def type_(self) -> object:
+            keep_pending_error()
             return torch._C._autograd.DeviceType.PrivateUse1
 
     hooks, guard = Hooks(), Guard()
