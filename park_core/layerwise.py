@@ -163,6 +163,7 @@ class LayerwiseOffloadManager:
                 unwatch(group)
                 self._write_back(index, group, versions)
                 if group.views:
+                    _end_backward(group)
                     hide(group)
 
     def release_all(self) -> None:
@@ -333,6 +334,12 @@ class LayerwiseOffloadManager:
             return
         if group.exposed or [tensor._version for _, tensor in members] != versions:
             group.host = Transfer().to_host(group, members[0][1].untyped_storage(), into=group.host)
+
+
+def _end_backward(group: StorageGroup) -> None:
+    """A backward that would need these weights raises torch's own error, instead of computing with what is left."""
+    if trainable := [tensor for _, tensor in group.tensors() if tensor.requires_grad]:
+        torch.autograd.graph.increment_version(trainable)
 
 
 class _LayerHook:

@@ -238,6 +238,17 @@ def test_weights_that_are_declared_immutable_are_not_watched(fake_device: FakeDe
     assert fake_device.transfers == []
 
 
+def test_a_backward_through_layers_that_are_gone_raises_as_torch_does(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component, manager = streamed(fake_device)
+    component.requires_grad_(True)
+    output = component(tokens)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+    manager.load_all_layers()  # with all of them there it works
+    component(tokens).sum().backward()
+    assert all(weight.grad is not None for weight in component.blocks.parameters())
+
+
 def test_a_layer_that_was_read_while_it_came_is_not_written_back(fake_device: FakeDevice) -> None:
     component, manager = streamed(fake_device)
     manager.prefetch_layer(2)
