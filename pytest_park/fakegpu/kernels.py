@@ -17,7 +17,8 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
 from . import active, autocast, own_kernels
-from .ledger import adopt, forget_frames
+from .kernel_errors import as_on_a_gpu
+from .ledger import adopt
 from .random import is_of_a_device
 from .sanitizer import Footprint
 from .tensors import bytes_of, host_part, host_view, share_memory
@@ -69,7 +70,7 @@ def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         return kernel(*args, **kwargs)
     except BaseException as error:
         args, kwargs = (), {}
-        forget_frames(error)
+        as_on_a_gpu(error)
         raise
 
 
@@ -147,9 +148,8 @@ def _on_host_views(op: OpOverload) -> Kernel:
                 active.sanitizer.launched(footprint, index, args, kwargs, result)
             return result
         except BaseException as error:
-            # a GPU's kernels have no Python frames, in which an exception would keep tensors alive: so nor have these
             args, kwargs, host_args, previous, value, result = (), {}, None, None, None, None
-            forget_frames(error)
+            as_on_a_gpu(error)
             raise
 
     def with_all_cases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,14 +6,10 @@ it fires exactly when the memory is freed: after the last view, ``.data`` swap, 
 
 from __future__ import annotations
 
-import re
-import traceback
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
-
-from pytest_park.sizes import format_bytes
 
 from . import active
 from .blocks import Block
@@ -85,32 +81,3 @@ def expire(storage: torch.UntypedStorage) -> None:
     """The device of *storage* is gone: from now on every look at its bytes raises ``RuntimeError``."""
     over_it = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     _make_unreadable(over_it)
-
-
-def forget_frames(error: BaseException) -> None:
-    """Clear the locals of all frames below the caller's that *error* has passed: they would keep tensors alive.
-
-    Where the host had no memory for what the borrowed kernel was to make, raises what a device says of that instead.
-    """
-    assert error.__traceback__ is not None
-    traceback.clear_frames(error.__traceback__.tb_next)
-    if type(error) is RuntimeError and (wanted := _NO_HOST_MEMORY.search(str(error))):
-        _refuse(int(wanted[1]))
-
-
-class NoHostMemory(RuntimeError):
-    """The host has no memory for a tensor of its own: no matter of the device."""
-
-
-#: What ``c10/core/impl/alloc_cpu.cpp`` says.
-_NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: [^:]* memory: you tried to allocate (\d+) bytes")
-
-
-def _refuse(nbytes: int) -> NoReturn:
-    card = active.card(active.index())
-    block = card.allocate(nbytes)  # torch.OutOfMemoryError where the device has no room either
-    card.allocator.free(block)
-    raise RuntimeError(
-        f"{card.device} has room for {format_bytes(nbytes)}, but the host, whose memory it borrows, has not: give the"
-        " fake device less memory, so that it runs out first, or use activate(data=False)"
-    ) from None

@@ -10,7 +10,8 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from . import active, attention, recurrent, storages
-from .ledger import NoHostMemory, adopt, forget_frames
+from .kernel_errors import NoHostMemory, as_on_a_gpu
+from .ledger import adopt
 from .pinned import is_pinned
 from .sanitizer import Footprint
 from .tensors import bytes_of, host_part, host_view, share_memory
@@ -62,7 +63,7 @@ def _registered(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return result
         except BaseException as error:
             args, kwargs = (), {}
-            forget_frames(error)
+            as_on_a_gpu(error)
             raise
 
     return registered

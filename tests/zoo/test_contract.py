@@ -1,7 +1,7 @@
 """The contract over `park_core` on every class of the zoo, with lists of layers that are found automatically.
 
 By default a class is asked a part of the questions of the contract, another part than its neighbours, so that each
-question is asked of several classes; with PARK_FULL_MATRIX=1 every class is asked everything, which takes an hour.
+question is asked of several classes; with PARK_FULL_ZOO=1 (`tox -e zoo`) every class is asked everything: an hour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_park.fakegpu import FakeDevice, activate
 from ..contract.test_park_core_keeps_the_contract import parkable_of
 from .zoo import NAMES, build, inputs
 
-FULL = os.environ.get("PARK_FULL_MATRIX", "0") not in ("", "0")
+FULL = os.environ.get("PARK_FULL_ZOO", "0") not in ("", "0")
 PARTS = 1 if FULL else 20
 QUESTIONS: list[tuple[Check, str | None]] = [
     (check, variant) for check in all_checks() for variant in check.variants or (None,)
