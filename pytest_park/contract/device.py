@@ -134,8 +134,8 @@ class Device:
         if self._fake is not None:
             self._fake.other_process = self._fake.memory - self._reserved()
             self._fill()
-            del spare
-            self._fake.other_process = max(0, self._fake.memory - self._reserved() - (wanted - in_allocator))
+            del spare  # a large block is rounded up, so its bytes are counted
+            self._fake.other_process = max(0, self._fake.memory - self._reserved() - (wanted - self._unused()))
         else:
             self._hold(self.headroom - wanted + in_allocator)
             del spare
@@ -154,7 +154,7 @@ class Device:
         self._cap_is_set = True
         self._fill()
         del spare
-        limit((self._reserved() + wanted - in_allocator) / total, self.device)
+        limit((self._reserved() + wanted - self._unused()) / total, self.device)
 
     def set_fragments(self, count: int, size: int) -> None:
         """Leave no headroom but *count* free pieces of *size* bytes each in the allocator, with live ones between."""

@@ -75,8 +75,9 @@ def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
 
 def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
     """The same for dtypes that DLPack cannot name: the storage travels as bytes and gets its dtype back."""
+    flat = bytes_of(tensor)
     try:
-        capsule = _export(bytes_of(tensor))
+        capsule = _export(flat)
     except RuntimeError as error:
         raise RuntimeError(
             f"the bytes of this tensor on {tensor.device} cannot be read: the fake device that it lived on is no longer"
