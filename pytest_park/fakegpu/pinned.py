@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.jit._builtins import _register_builtin
 
+from . import active
+
 #: Functions of torch that make a CPU tensor and take ``pin_memory=True``, which needs a C++ allocator of the back end.
 _FACTORIES = (
     "empty", "empty_strided", "empty_like", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "rand",
@@ -84,7 +86,8 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
 def _pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
     def made(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("pin_memory"):
+        # somebody who put back what they had found here may have put back this function, after its time
+        if kwargs.get("pin_memory") and active.cards:
             fresh = factory(*args, **{**kwargs, "pin_memory": False})
             if not fresh.is_cpu:
                 raise RuntimeError("Only dense CPU tensors can be pinned")

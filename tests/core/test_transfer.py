@@ -59,18 +59,19 @@ def test_without_staging_weights_go_directly(
 ) -> None:
     component = component_of(fake_device, 5000)
     parking = Parking(component, "component", OffloadConfig(parking="always", staging=why != "switched off"))
-    if why == "nothing to pin":
-        empty = torch.empty
+    empty = torch.empty
 
-        def refuse(*args: object, **kwargs: object) -> torch.Tensor:
-            if kwargs.get("pin_memory"):
-                raise RuntimeError("cannot pin")
-            return empty(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
+    def refuse(*args: object, **kwargs: object) -> torch.Tensor:
+        if kwargs.get("pin_memory"):
+            raise RuntimeError("cannot pin")
+        return empty(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
 
-        monkeypatch.setattr(torch, "empty", refuse)
     fake_device.clear_transfers()
-    parking.park()
-    parking.restore()
+    with monkeypatch.context() as patch:  # undone before the device ends, which puts back the real function
+        if why == "nothing to pin":
+            patch.setattr(torch, "empty", refuse)
+        parking.park()
+        parking.restore()
     assert [(t.bytes, t.pinned) for t in fake_device.transfers if t.bytes >= 100] == [(5000, False)] * 2
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pytest_park.fakegpu import FakeDevice
+from pytest_park.fakegpu import FakeDevice, activate
 from pytest_park.fakegpu.pinned import pinned_bytes
 
 
@@ -157,3 +157,17 @@ def test_other_storages_over_pinned_memory_are_pinned(fake_device: FakeDevice) -
     assert piece.is_pinned()
     del piece
     assert pinned_bytes() == 0
+
+
+def test_a_function_that_somebody_puts_back_too_late_does_what_torch_does() -> None:
+    with activate(memory="1 GiB"):
+        kept = torch.empty
+    outcomes = []
+    for empty in (kept, torch.empty):
+        try:
+            outcomes.append(empty(4, pin_memory=True).is_pinned())
+        except RuntimeError as error:
+            outcomes.append(str(error))
+    assert kept is not torch.empty
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] is not True or torch.cuda.is_available()
