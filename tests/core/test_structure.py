@@ -12,6 +12,7 @@ from conftest import ALWAYS, assert_same_bits, snapshot
 from park_core import OffloadConfig, Parking, WeightsParkedError
 from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
+from tests.fakegpu.lacking import without_swap
 
 
 class Adapter(nn.Module):
@@ -191,7 +192,7 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [pytest.param(c, marks=[without_swap] * (c == "resized")) for c in CHANGES])
 def test_the_decision_is_by_the_weights_as_they_are_now(
     component: nn.Sequential, fake_device: FakeDevice, change: str
 ) -> None:
