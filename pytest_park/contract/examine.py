@@ -108,7 +108,8 @@ def _subject(one: Check, variant: str | None, parkable: Parkable) -> tuple[Parka
         return parkable, ""
     if parkable.adopt is None:
         raise NotApplicable(
-            f"no {trait.name.removeprefix('a ')} in {type(parkable.module).__name__} (declare Parkable(adopt=...) to try a probe)"
+            f"no {trait.name.removeprefix('a ')} in {type(parkable.module).__name__}"
+            " (declare Parkable(adopt=...) to try a probe)"
         )
     probe = trait.probe(parkable.device)
     return adopt(parkable, probe.module, probe.inputs, probe.streamed), ADOPTED.format(f"with {trait.name}")
