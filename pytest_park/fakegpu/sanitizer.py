@@ -251,7 +251,8 @@ class Sanitizer:
         return history
 
     def freed(self, block: Block, history: History) -> None:
-        """Remember what streams did with the memory, but for those that ``record_stream`` makes it wait for.
+        """Remember what streams did with the memory. (Those that ``record_stream`` makes it wait for are waited for by the
+        host before it is used again, and then they are ordered.)
 
         Called by a garbage collection in the middle of anything, so it takes no lock and stores in one step; who looks
         at what is stored looks at a copy.
@@ -263,8 +264,6 @@ class Sanitizer:
         last: dict[int, Launch] = {}
         for (stream, *_), launch in history.accesses.copy().items():
             last[stream] = max(last.get(stream, launch), launch, key=_number)
-        for stream in block.uses or ():
-            last.pop(stream, None)
         for stream, launch in last.items():
             left = segment.left_by_owner if stream == owner else segment.left_by_others
             left[stream, start, end, False] = launch
