@@ -251,8 +251,9 @@ class Sanitizer:
         return history
 
     def freed(self, block: Block, history: History) -> None:
-        """Remember what streams did with the memory. (Those that ``record_stream`` makes it wait for are waited for by the
-        host before it is used again, and then they are ordered.)
+        """Remember what streams did with the memory, for `_inherited`.
+
+        With ``record_stream`` the host waits before the memory is used again; that orders what the stream did.
 
         Called by a garbage collection in the middle of anything, so it takes no lock and stores in one step; who looks
         at what is stored looks at a copy.
