@@ -83,6 +83,7 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
         yield torch.Tensor, name, _pinning(getattr(torch.Tensor, name))
 
 
+@functools.cache  # TorchScript never forgets an identity, which another function must not get after this one is gone
 def _pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
     def made(*args: Any, **kwargs: Any) -> Any:

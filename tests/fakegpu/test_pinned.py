@@ -171,3 +171,12 @@ def test_a_function_that_somebody_puts_back_too_late_does_what_torch_does() -> N
     assert kept is not torch.empty
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] is not True or torch.cuda.is_available()
+
+
+def test_what_stands_in_for_a_function_is_the_same_each_time() -> None:
+    """TorchScript remembers it by identity for good, and would take another function at that place for it."""
+    seen = []
+    for _ in range(2):
+        with activate(memory="1 GiB"):
+            seen.append(torch.empty)
+    assert seen[0] is seen[1]
