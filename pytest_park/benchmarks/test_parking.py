@@ -7,7 +7,6 @@ park of unchanged weights moves nothing; a forward between a restore and a park 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from park_core import LayerwiseOffloadableModuleMixin, OffloadConfig, layerwise_offloadable
-from park_core.transfer import synchronize
+from pytest_park.benchmarks.ratios import least_seconds, wall_clock
 from pytest_park.sizes import KiB, MiB
 
 if TYPE_CHECKING:
@@ -114,17 +113,9 @@ def ratio(
     undo_other: Callable[[], object],
     rounds: int = 3,
 ) -> float:
-    """Wall time of *this* over that of *other*, each the least of some rounds, in turn. Undoing is not timed."""
-    least = [float("inf"), float("inf")]
-    for _ in range(rounds):
-        for which, (function, back) in enumerate(((this, undo), (other, undo_other))):
-            synchronize(device)
-            start = time.perf_counter()
-            function()
-            synchronize(device)
-            least[which] = min(least[which], time.perf_counter() - start)
-            back()
-    return least[0] / least[1]
+    """Wall time of *this* over that of *other*, each the least of some rounds, in turn. Undoing is not in it."""
+    mine, _, others, _ = least_seconds(this, undo, other, undo_other, rounds=rounds, clock=wall_clock(device))
+    return mine / others
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from 64 MiB on: three times as fast as pageable memory, and 0.8 of the pinned ra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +17,8 @@ from torch import nn
 from park_core.host_copy import HostCopy
 from park_core.memory import host_headroom
 from park_core.survey import survey
-from park_core.transfer import Transfer, synchronize, transfer
+from park_core.transfer import Transfer, transfer
+from pytest_park.benchmarks.ratios import least_seconds, wall_clock
 from pytest_park.sizes import format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -89,21 +89,7 @@ def test_transfer(
     transfer_benchmark(move, bytes=size, direction=direction)  # type: ignore[arg-type]
     assert torch.equal(target().cpu(), torch.full((parse_size(size),), value, dtype=torch.uint8))
     if way == "staged" and benchmark.stats is not None:
-        seconds = least_seconds(park_device.device, {name: peer.move for name, peer in peers.items()})
-        benchmark.extra_info["times as fast as pageable"] = seconds["pageable"] / seconds["staged"]
-        benchmark.extra_info["share of the pinned rate"] = seconds["pinned"] / seconds["staged"]
-
-
-def least_seconds(
-    device: torch.device, functions: dict[str, Callable[[], object]], rounds: int = 5
-) -> dict[str, float]:
-    """The shortest wall time of each function with what it gives the device to do; all are called in turn."""
-    least = dict.fromkeys(functions, float("inf"))
-    for _ in range(rounds):
-        for name, function in functions.items():
-            synchronize(device)
-            start = time.perf_counter()
-            function()
-            synchronize(device)
-            least[name] = min(least[name], time.perf_counter() - start)
-    return least
+        moves = (peers[name].move for name in WAYS)
+        pageable, staged, pinned = least_seconds(*moves, rounds=5, clock=wall_clock(park_device.device))
+        benchmark.extra_info["times as fast as pageable"] = pageable / staged
+        benchmark.extra_info["share of the pinned rate"] = pinned / staged

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from park_core import OffloadConfig, Parking
+from pytest_park.benchmarks.ratios import least_seconds
 from pytest_park.fakegpu import FakeDevice
 from pytest_park.sizes import KiB, MiB
 
@@ -67,13 +68,7 @@ def costs(device: torch.device, count: int, size: int, rounds: int) -> Costs:
         copies.clear()
 
     steps: list[Callable[[], object]] = [gate, park, always.restore, down, up]
-    least = [float("inf")] * len(steps)
-    for _ in range(rounds):
-        for number, step in enumerate(steps):
-            start = time.process_time()
-            step()
-            least[number] = min(least[number], time.process_time() - start)
-    gated, parked, restored, went, came = least
+    gated, parked, restored, went, came = least_seconds(*steps, rounds=rounds, clock=time.process_time)
     return Costs(park=parked / went, restore=restored / came, gate=gated / parked)
 
 

@@ -12,6 +12,7 @@ from conftest import ALWAYS, assert_same_bits, snapshot
 from park_core import OffloadConfig, Parking, WeightsParkedError
 from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
+from tests.lacking import without_swap
 
 
 class Adapter(nn.Module):
@@ -189,14 +190,6 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "moved to the host": lambda c: c[1].to("cpu"),
     "a buffer": lambda c: c[0].register_buffer("table", c[0].weight.new_ones(64, 64)),
 }
-
-
-without_swap = pytest.mark.xfail(
-    not hasattr(torch.UntypedStorage, "_swap_data_ptr_"),
-    reason="torch 2.10 and 2.11 cannot swap the memory of two storages",
-    raises=NotImplementedError,
-    strict=True,
-)
 
 
 @pytest.mark.parametrize("change", [pytest.param(c, marks=[without_swap] * (c == "resized")) for c in CHANGES])

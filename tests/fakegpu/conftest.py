@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ..warnings_of_others import allow
+
 #: How the warning begins, and why it is not ours.
 TORCHS_OWN = {
     "LSTM with projections is not supported with oneDNN": "the CPU says so of its own kernel, which the device borrows",
@@ -18,8 +20,4 @@ TORCHS_OWN = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            for message in TORCHS_OWN:
-                item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
+    allow(TORCHS_OWN, items, below=Path(__file__).parent)

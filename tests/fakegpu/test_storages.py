@@ -8,13 +8,7 @@ import torch
 from pytest_park.fakegpu import FakeDevice, storages
 from pytest_park.sizes import MiB
 
-#: For what resizes a storage that others see; the error that is expected otherwise names what is missing.
-without_swap = pytest.mark.xfail(
-    not hasattr(torch.UntypedStorage, "_swap_data_ptr_"),
-    reason="torch 2.10 and 2.11 cannot swap the memory of two storages",
-    raises=NotImplementedError,
-    strict=True,
-)
+from ..lacking import without_swap
 
 
 def test_a_storage_can_be_made_on_the_device(fake_device: FakeDevice) -> None:

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ..warnings_of_others import allow
+
 #: Warnings of the libraries themselves, by how they begin.
 THE_LIBRARIES_OWN = ("`Transformer2DModelOutput` is deprecated", "In fakegpu autocast, but the target dtype")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            for message in THE_LIBRARIES_OWN:
-                item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
+    allow(THE_LIBRARIES_OWN, items, below=Path(__file__).parent)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
