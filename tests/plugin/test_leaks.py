@@ -16,7 +16,8 @@ def _torch_is_loaded():
 
 def outcomes(pytester, body, *options):
     pytester.makepyfile(HEADER + body)
-    return pytester.runpytest_inprocess(*options)
+    # No summary: where the variable CI is set, pytest writes each message in full there, a second time.
+    return pytester.runpytest_inprocess("-rN", *options)
 
 
 def test_what_outlives_a_test_is_an_error_of_its_teardown_that_names_the_holder(pytester):
