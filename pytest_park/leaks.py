@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 #: How many storages a report names, largest first.
 _NAMED: Final = 10
-#: How many hundredths of a second a thread has to let go: autograd's holds the last node a little longer than
-#: ``backward()`` lasts.
-_PATIENCE: Final = 20
+#: Seconds for which a thread may go on holding, in ever longer pauses: autograd's lets go of the last node, or of an
+#: exception that a backward ended in, a little after ``backward()`` itself.
+_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
 
 @dataclass(slots=True)
@@ -59,10 +59,11 @@ def check(item: pytest.Item) -> None:
         if not _live(watched.devices):
             return
         gc.collect(generation)
-    for _ in range(_PATIENCE):
+    for pause in _PAUSES:
         if not _live(watched.devices):
             return
-        time.sleep(0.01)
+        time.sleep(pause)
+        gc.collect()  # what a thread has let go of may be a cycle, as the frames of an exception are
     if left := _live(watched.devices):
         pytest.fail(_report(left), pytrace=False)
 

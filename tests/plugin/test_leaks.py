@@ -4,7 +4,7 @@ import pytest
 
 from pytest_park.fakegpu import activate
 
-HEADER = "import functools, gc, logging, pytest, threading, torch\n"
+HEADER = "import functools, gc, logging, pytest, threading, time, torch\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,6 +115,17 @@ def test_a_reference_cycle(fake_device):
     cycle.append(cycle)
     gc.collect()  # it is old now
 
+def soon_over(started):
+    cycle = [torch.ones(250, device="fakegpu")]
+    cycle.append(cycle)
+    started.set()
+    time.sleep(0.1)
+
+def test_a_reference_cycle_of_a_thread_that_lets_go_a_little_later(fake_device):
+    started = threading.Event()
+    threading.Thread(target=soon_over, args=[started]).start()
+    started.wait()
+
 def test_an_exception_that_was_expected(fake_device):
     weight = torch.ones(250, device="fakegpu")
     with pytest.raises(RuntimeError) as caught:
@@ -156,7 +167,7 @@ def test_the_ballast_of_headroom(park_device): pass
 """
     )
     # in a process of its own, because the run around this one would keep the records of the log, too
-    pytester.runpytest_subprocess().assert_outcomes(passed=10)
+    pytester.runpytest_subprocess().assert_outcomes(passed=11)
 
 
 def test_a_test_that_did_not_pass_is_not_blamed_for_what_its_traceback_keeps(pytester):
