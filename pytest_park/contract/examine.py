@@ -11,8 +11,8 @@ from .case import ADOPTED, Case, adopt
 from .child import can_fork, run_in_child
 from .host import set_aside, swift_collector
 from .parkable import Parkable
-from .probes import Trait
 from .registry import Check, all_checks, first_check
+from .traits import Trait
 from .verdict import Broken, Finding, Hangs, NotApplicable, Outcome, Untestable, Verdict, error_text
 
 ParkableFactory = Callable[[], Parkable]

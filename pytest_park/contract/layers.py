@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from .parkable import Parkable
-from .probes import Branch, Calculation, Probe, Trait, batch, filled, linear, ramp
+from .probes import Branch, Calculation, Probe, batch, filled, linear, ramp
+from .traits import Trait, never
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -94,11 +95,7 @@ _LAYERS: dict[str, Callable[[torch.device], nn.Module]] = {
 
 
 def _layer(name: str, make: Callable[[torch.device], nn.Module]) -> Trait:
-    return Trait(name, _never, lambda device: Probe(Branch(make(device), device), batch(device)))
-
-
-def _never(parkable: Parkable) -> bool:
-    return False
+    return Trait(name, never, lambda device: Probe(Branch(make(device), device), batch(device)))
 
 
 LAYERS = {name: _layer(name, make) for name, make in _LAYERS.items()}
@@ -121,4 +118,4 @@ def _scales(device: torch.device) -> Probe:
 
 
 #: Nothing in it checks a shape, so that placeholders of one element give a result.
-SCALES = Trait("scales and shifts only", _never, _scales)
+SCALES = Trait("scales and shifts only", never, _scales)

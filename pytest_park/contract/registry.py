@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from .case import Case
-    from .probes import Trait
+    from .traits import Trait
 
 CheckFunction = Callable[..., None]
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from pytest_park.contract import Parkable, Verdict
 from pytest_park.contract.examine import judge
-from pytest_park.contract.probes import SHARING, SUBCLASS, batch, linear
+from pytest_park.contract.probes import batch, linear
 from pytest_park.contract.registry import all_checks
+from pytest_park.contract.traits import SHARING, SUBCLASS
 from pytest_park.contract.verdict import error_text
 from pytest_park.fakegpu import FakeDevice
 

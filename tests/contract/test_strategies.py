@@ -14,10 +14,11 @@ from pytest_park.contract.case import Case, flat_tensors
 from pytest_park.contract.examine import judge
 from pytest_park.contract.host import set_aside, swift_collector
 from pytest_park.contract.layers import PARAMETRIZED
-from pytest_park.contract.probes import BUFFERS, DTYPES, NESTED, SHAPES, SHARING, STREAMED, VIEWS, Trait
+from pytest_park.contract.odd_weights import DTYPES, SHAPES, VIEWS
 from pytest_park.contract.registry import all_checks
 from pytest_park.contract.snapshot import Snapshot
 from pytest_park.contract.strategies import Tree, trees
+from pytest_park.contract.traits import BUFFERS, NESTED, SHARING, STREAMED, Trait
 from pytest_park.fakegpu import FakeDevice
 
 from .sick.healthy import Healthy, parkable

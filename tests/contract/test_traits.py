@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from pytest_park.contract import Parkable
-from pytest_park.contract.probes import SHAPES, SHARING, VIEWS, Trait, Weights
+from pytest_park.contract.odd_weights import SHAPES, VIEWS
+from pytest_park.contract.probes import Weights
+from pytest_park.contract.traits import SHARING, Trait
 from pytest_park.fakegpu import FakeDevice
 
 TRAITS = {

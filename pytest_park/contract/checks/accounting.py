@@ -7,8 +7,9 @@ from typing import Any
 
 from ..case import Case
 from ..host import HostLedger
-from ..probes import BUFFERS, NESTED, SUBCLASS, ramp
+from ..probes import ramp
 from ..registry import promise
+from ..traits import BUFFERS, NESTED, SUBCLASS
 from ..verdict import Broken, NotApplicable, bytes_text
 
 #: Sets something up and gives back what must stay alive, and the names that a report must list.

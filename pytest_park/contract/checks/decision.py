@@ -10,8 +10,9 @@ import torch
 from ..case import Case
 from ..device import MIB, Device
 from ..parkable import Parkable
-from ..probes import PLAIN, Calculation, batch, plain, ramp
+from ..probes import Calculation, batch, plain, ramp
 from ..registry import promise
+from ..traits import PLAIN
 from ..verdict import Broken, NotApplicable, bytes_text, error_text
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ..case import Case, flat_tensors
-from ..probes import BACKWARD, INFERENCE, INFERENCE_ONLY, Trait
 from ..registry import promise
+from ..traits import BACKWARD, INFERENCE, INFERENCE_ONLY, Trait
 from ..verdict import Broken, NotApplicable, error_text
 
 

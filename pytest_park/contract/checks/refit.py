@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 
 from ..case import Case, flat_tensors, output_difference
-from ..probes import SHAPES, STREAMED
+from ..odd_weights import SHAPES
 from ..registry import promise
+from ..traits import STREAMED
 from ..verdict import Broken, NotApplicable, error_text
 
 Refit = Callable[[dict[str, torch.Tensor]], object]

@@ -10,9 +10,10 @@ from torch import nn
 from ..case import Case, flat_tensors, output_difference, streamed_parameters
 from ..host import HostLedger
 from ..parkable import Parkable
-from ..probes import DTENSOR, SEVERAL_NAMES, STREAMED, SUBCLASS, TIED_TO_STREAMED, batch, linear
+from ..probes import batch, linear
 from ..registry import promise
 from ..snapshot import bits_of, inner_tensors
+from ..traits import DTENSOR, SEVERAL_NAMES, STREAMED, SUBCLASS, TIED_TO_STREAMED
 from ..verdict import Broken, bytes_text, error_text
 
 

@@ -11,9 +11,10 @@ from torch import nn
 from ..case import Case, adopt, collect_garbage
 from ..host import HostLedger
 from ..parkable import Parkable
-from ..probes import NESTED, PLAIN, batch, linear
+from ..probes import batch, linear
 from ..registry import promise
 from ..snapshot import bits_of
+from ..traits import NESTED, PLAIN
 from ..verdict import Broken, NotApplicable, bytes_text
 
 LOST_BY_NAME = """weights are found again by the names they had when they were parked; a name that is gone is skipped

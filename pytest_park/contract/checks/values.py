@@ -6,9 +6,10 @@ import torch
 
 from ..case import Case
 from ..host import HostLedger
-from ..probes import DTYPES, ONE_ELEMENT, SHAPES, SHARING, VIEWS
+from ..odd_weights import DTYPES, ONE_ELEMENT, SHAPES, VIEWS
 from ..registry import promise
 from ..snapshot import tensors_of
+from ..traits import SHARING
 from ..verdict import Broken, bytes_text
 
 AS_IT_IS = {"the module as it is": None}

@@ -10,7 +10,8 @@ from torch import nn
 from pytest_park.contract import Report
 
 from .bank import sick
-from .healthy import PARKED, Group, Healthy, Left
+from .healthy import Group, Healthy, Left
+from .parked import PARKED
 from .updates import KeepsCopies
 
 

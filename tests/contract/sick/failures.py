@@ -10,7 +10,8 @@ from torch import nn
 from pytest_park.contract import Report
 
 from .bank import sick
-from .healthy import PARKED, Group, Healthy, flat_bytes
+from .healthy import Group, Healthy, flat_bytes
+from .parked import PARKED
 
 
 @sick("c21_")

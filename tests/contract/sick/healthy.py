@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pytest_park.contract import Parkable, Report
 
+from .parked import PARKED, Parked, ParkedError, parked_class
 from .streaming import Streamer
 
 #: The parameters over one storage, with their names; something that was left alone, and why.
@@ -25,53 +26,8 @@ Group = list[tuple[str, nn.Parameter]]
 Left = tuple[str, str]
 
 LOCK = threading.RLock()
-#: The host copy of every parked parameter, and the components that are using a parameter, whoever parked it.
-PARKED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+#: The components that are using a parameter, whoever parked it.
 USERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-ON_HOST = {"shape", "dtype", "layout", "ndim", "nbytes", "itemsize", "data", "numel", "size", "stride", "dim"}
-ON_HOST |= {"element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "untyped_storage"}
-ON_HOST |= {"detach", "nelement", "__len__", "is_sparse", "is_quantized"}
-ON_SELF = {"device", "requires_grad", "requires_grad_", "grad", "is_leaf", "grad_fn", "_version", "is_inference"}
-ON_SELF |= {"is_meta", "register_hook", "_backward_hooks", "retain_grad", "retains_grad", "_cdata", "__hash__"}
-
-
-class ParkedError(RuntimeError):
-    """A parked weight was needed."""
-
-
-class Parked:
-    """Mixed into the class of a parameter for as long as it is parked; *kind* is that class."""
-
-    kind: type
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        what = name_of(function)
-        with torch._C.DisableTorchFunctionSubclass():
-            if what in ON_SELF:
-                return function(*args, **kwargs)
-            is_write = what == "__setitem__" or (what.endswith("_") and (what[-2] != "_" or what.startswith("__i")))
-            if what in ON_HOST or (is_write and isinstance(args[0], Parked)):
-                result = function(*map(_on_host, args), **{name: _on_host(value) for name, value in kwargs.items()})
-                return args[0] if is_write else result
-        raise ParkedError(f"{what} needs a weight that is parked on the host: call restore() first")
-
-    @property
-    def data(self) -> torch.Tensor:
-        """Assigned to, it is the host copy that changes."""
-        return torch.Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        PARKED[self] = value.detach().cpu().clone()
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise ParkedError("a parked weight cannot be copied: call restore() first")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ParkedError("a parked weight cannot be pickled: call restore() first")
 
 
 class Healthy:
@@ -305,7 +261,7 @@ class Healthy:
     # -- protection ---------------------------------------------------------------------------------------------------
 
     def disguise(self, parameter: nn.Parameter) -> None:
-        parameter.__class__ = _parked_class(type(parameter), self.disguise_as)
+        parameter.__class__ = parked_class(type(parameter), self.disguise_as)
 
     def undisguise(self, parameter: nn.Parameter) -> None:
         if isinstance(parameter, Parked):
@@ -369,13 +325,6 @@ def parkable(
     )
 
 
-def name_of(function: Any) -> str:
-    """What a function of torch does, with properties under their own names."""
-    if function.__name__ in ("__get__", "__set__"):
-        return str(function.__self__.__name__)
-    return str(function.__name__)
-
-
 def flat_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     """All bytes of a storage as one tensor."""
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
@@ -385,21 +334,6 @@ def view_like(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The bytes in *flat* as a tensor with the dtype, shape, strides and offset of *like*."""
     empty = torch.empty(0, dtype=like.dtype, device=flat.device)
     return empty.set_(flat.untyped_storage(), like.storage_offset(), like.shape, like.stride())
-
-
-_CLASSES: dict[tuple[type, type], type] = {}
-
-
-def _parked_class(kind: type, disguise: type[Parked]) -> type:
-    if (kind, disguise) not in _CLASSES:
-        _CLASSES[kind, disguise] = type(f"Parked{kind.__name__}", (disguise, kind), {"kind": kind})
-    return _CLASSES[kind, disguise]
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Parked):
-        return PARKED[value]
-    return value.detach().cpu() if isinstance(value, torch.Tensor) and value.device.type != "cpu" else value
 
 
 def _refuse_conversion(*args: Any, **kwargs: Any) -> None:

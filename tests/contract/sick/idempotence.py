@@ -8,7 +8,8 @@ from torch import nn
 from pytest_park.contract import Report
 
 from .bank import sick
-from .healthy import PARKED, Group, Healthy
+from .healthy import Group, Healthy
+from .parked import PARKED
 
 
 @sick(

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import PARKED, Healthy, flat_bytes, view_like
+from .healthy import Healthy, flat_bytes, view_like
+from .parked import PARKED
 
 
 @sick("c32_", follows=["c33_a_pending_backward", "c37_"])

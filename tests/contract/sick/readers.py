@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import PARKED, HasPlaceholders, Healthy, Parked, ParkedError, name_of
+from .healthy import HasPlaceholders, Healthy
+from .parked import PARKED, Parked, ParkedError, name_of
 
 
 class _ShowsPlaceholders(Parked):

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import PARKED, Group, Healthy, Parked, name_of
+from .healthy import Group, Healthy
+from .parked import PARKED, Parked, name_of
 
 
 class KeepsCopies(Healthy):

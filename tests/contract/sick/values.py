@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import PARKED, Group, Healthy, flat_bytes, view_like
+from .healthy import Group, Healthy, flat_bytes, view_like
+from .parked import PARKED
 
 
 @sick("c01_every", follows=["c12_an_update_reaches_parked"])
