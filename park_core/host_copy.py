@@ -37,7 +37,7 @@ class HostCopy:
     @classmethod
     def like(cls, tensor: Tensor) -> HostCopy:
         """Fresh pageable memory for the bytes of a contiguous tensor."""
-        memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")  # whatever the default device is
         return cls(memory.untyped_storage(), memory=None if memory.is_inference() else memory)
 
     @classmethod

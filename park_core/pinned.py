@@ -49,7 +49,7 @@ def pin(groups: Iterable[StorageGroup], budget: PinBudget, component: str) -> No
             pageable.append(waiting.pop(0))
             continue
         try:
-            arena = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            arena = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as failure:
             logger.warning("%s: the system pins no %s: %s", component, format_size(size), failure)
             break

@@ -97,8 +97,7 @@ class Staging(Transfer):
         backend = backend_of(device)
         self._backend, self._device = backend, device
         self._stream = backend.Stream(device=device)
-        memory = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
-        self._slots = cycle([_Slot(buffer, backend.Event()) for buffer in memory])
+        self._slots = cycle([_Slot(backend.Event()) for _ in range(_BUFFERS)])
 
     def _up(self, target: Tensor, source: Tensor) -> None:
         if not worth_staging(source.nbytes):
@@ -140,8 +139,8 @@ class Staging(Transfer):
 class _Slot:
     """A pinned buffer, and the event after which it may be used again."""
 
-    def __init__(self, buffer: Tensor, event: Any) -> None:
-        self.buffer, self.event = buffer, event
+    def __init__(self, event: Any) -> None:
+        self.buffer, self.event = torch.empty(_BUFFER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True), event
 
 
 def _has_values(tensor: Tensor) -> bool:

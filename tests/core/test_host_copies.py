@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import ALWAYS, bits, snapshot
-from park_core import OffloadConfig, Parking
+from conftest import ALWAYS, assert_same_bits, bits, snapshot
+from park_core import OffloadConfig, Parking, layerwise_offloadable
 from park_core.fingerprint import _keys, fingerprints, known_fingerprints
 from park_core.storage import group_of
 from pytest_park.fakegpu import FakeDevice, activate
+from pytest_park.fakegpu.pinned import pinned_bytes
 
 
 class Weights(nn.Module):
@@ -224,3 +225,24 @@ def test_the_key_of_a_place_depends_on_nothing_else() -> None:
     assert torch.equal(keys[10], keys[1000][:10])
     assert bool((keys[1000] % 2 == 1).all())
     assert keys[1000].unique().numel() == 1000
+
+
+@pytest.mark.parametrize("settings", [{"staging": False}, {"pin_memory": True}])
+def test_host_copies_are_on_the_host_whatever_the_default_device_is(
+    fake_device: FakeDevice, settings: dict[str, object]
+) -> None:
+    component = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), "head": nn.Linear(8, 8)})
+    component.to(fake_device.device).requires_grad_(False)
+    values = snapshot(component)
+    with fake_device.device:
+        config = OffloadConfig(parking="always", **settings)  # type: ignore[arg-type]
+        layerwise_offloadable(component, ["layers"], config=config)
+        component.park_non_layer_weights()
+        for manager in component.layerwise_offload_managers:
+            manager.load_all_layers()
+            component["layers"][0].weight.mul_(1)
+            manager.release_all()
+    assert fake_device.requested == 0
+    assert {value.device.type for value in component.state_dict().values()} == {"cpu"}
+    assert (pinned_bytes() > 0) is bool(settings.get("pin_memory"))
+    assert_same_bits(snapshot(component), values)

@@ -40,12 +40,14 @@ def test_a_staged_weight_comes_back_bit_for_bit(fake_device: FakeDevice, size: i
                 weight.add_(1)
 
 
-def test_pieces_are_pinned_and_no_larger_than_a_buffer(fake_device: FakeDevice) -> None:
+@pytest.mark.parametrize("default", ["cpu", "fakegpu"])
+def test_pieces_are_pinned_and_no_larger_than_a_buffer(fake_device: FakeDevice, default: str) -> None:
     component = component_of(fake_device, 5000, 100)
     parking = Parking(component, "component", ALWAYS)
     for verb, kind in ((parking.park, "d2h"), (parking.restore, "h2d")):
         fake_device.clear_transfers()
-        verb()
+        with torch.device(default):
+            verb()
         moves = [t for t in fake_device.transfers if t.kind == kind and t.bytes >= 100]
         assert [t.bytes for t in moves] == [1024, 1024, 1024, 1024, 904, 100]
         assert [t.pinned for t in moves] == [True] * 5 + [False]
