@@ -22,8 +22,7 @@ class HostCopy:
         storage: the bytes, exactly as many as the group has on the device.
         kind: ``pageable`` memory of our own; ``pinned`` memory of our own; ``adopted``: the storage that the weight had
             on the host before it first went to the device.
-        fingerprint: of the device bytes that these are a copy of; None if it is not known. A write to these while they
-            are the weight needs no new one: what comes to the device then differs, and is found out there.
+        fingerprint: of these bytes, taken on the device; None if it is not known, as after they were given to somebody.
         file: the checkpoint that an adopted storage is mapped from. Such a host copy costs no memory.
         memory: the bytes as a tensor like the only member of the group, if that is how they are copied.
     """

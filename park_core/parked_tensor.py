@@ -154,8 +154,10 @@ def truth(tensor: Tensor) -> Tensor:
 
 
 def _expose(tensor: Tensor) -> Tensor:
-    """Give the host copy out of our hands: a transfer that is under way now may have missed what is written to it."""
-    tensor._parked.group.exposed = True  # type: ignore[attr-defined]
+    """Give the host copy out of our hands, to be read or written: what is known of its bytes may be wrong from now on,
+    and a transfer that is under way may miss what is written."""
+    group = tensor._parked.group  # type: ignore[attr-defined]
+    group.exposed, group.host.fingerprint = True, None
     return truth(tensor)
 
 

@@ -96,6 +96,32 @@ def test_load_state_dict_between_uses_is_not_undone(fake_device: FakeDevice, com
         assert all(torch.equal(tensor, wanted[name].cpu()) for name, tensor in snapshot(component).items())
 
 
+@pytest.mark.parametrize("second_while", ["parked", "resident"])
+def test_of_two_sets_of_values_the_one_loaded_last_is_kept(component: Weights, second_while: str) -> None:
+    parking = Parking(component, "component", ALWAYS)
+    first = snapshot(component)
+    second = {name: tensor.add(1) for name, tensor in first.items()}
+    parking.park()
+    parking.restore()
+    if second_while == "parked":
+        parking.park()
+    component.load_state_dict(second)
+    parking.restore() if second_while == "parked" else parking.park()
+    component.load_state_dict(first)
+    parking.restore()
+    parking.park()
+    parking.restore()
+    assert_same_bits(snapshot(component), first)
+
+
+def test_reading_a_parked_weight_costs_no_transfer_later(fake_device: FakeDevice, component: Weights) -> None:
+    parking = Parking(component, "component", ALWAYS)
+    parking.park()
+    snapshot(component)
+    parking.restore()
+    assert moved(fake_device, parking.park) == 0
+
+
 def test_a_snapshot_taken_while_parked_is_not_the_weight_afterwards(component: Weights) -> None:
     parking = Parking(component, "component", ALWAYS)
     parking.park()
