@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-import unittest
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -26,7 +25,7 @@ _PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 @dataclass(slots=True)
 class _Watch:
     devices: Sequence[FakeDevice]
-    passed: bool = False
+    passed: bool | None = None  # not known before the body has run
 
 
 _WATCH: Final = pytest.StashKey[_Watch]()
@@ -38,9 +37,13 @@ def watch(item: pytest.Item, device: FakeDevice) -> None:
 
 
 def note_result(item: pytest.Item, report: pytest.TestReport) -> None:
-    """The traceback of a test that did not pass keeps its variables, so that only one that passed is looked at."""
+    """The traceback of a test that did not pass keeps its variables, so that only one that passed is looked at.
+
+    Subtests report before their test, which itself passes here even where one of them failed.
+    """
     if report.when == "call" and _WATCH in item.stash:
-        item.stash[_WATCH].passed = report.passed
+        watched = item.stash[_WATCH]
+        watched.passed = report.passed and watched.passed is not False
 
 
 def check(item: pytest.Item) -> None:
@@ -75,6 +78,8 @@ def _live(devices: Sequence[FakeDevice]) -> list[FakeDevice]:
 def _let_go_of_what_pytest_holds(item: pytest.Item) -> None:
     """The values of the test's fixtures, which pytest itself drops in a moment; and what it has until its own end: the
     attributes of the test's instance, and the frames through which an exception among its parameters was raised."""
+    import unittest  # here, because most runs of pytest do without it
+
     if isinstance(item, pytest.Function):
         item.funcargs.clear()
         if item.cls is not None and not issubclass(item.cls, unittest.TestCase):

@@ -84,22 +84,36 @@ def fake_device_wish(item: pytest.Item) -> FakeDeviceWish:
     )
 
 
+def headroom_wish(item: pytest.Item) -> int | str | None:
+    """The headroom that the mark of a test asks for, as it is written there; None where there is no mark."""
+    mark = item.get_closest_marker("headroom")
+    if mark is None:
+        return None
+    wish: int | str = arguments(mark, item.nodeid, positional=("size",))["size"]
+    size("headroom", item.nodeid, wish)
+    return wish
+
+
 def request_fixtures(items: Iterable[pytest.Item]) -> None:
-    """Give each test with a mark the fixture of that name, as ``usefixtures`` would; check the marks on the way."""
+    """Give each test with a mark the fixture of that name, as ``usefixtures`` would."""
     for item in items:
         names = getattr(item, "fixturenames", None)
-        if names is None:  # not a Python function: a doctest, say
+        if names is None:  # not a Python function
             continue
-        fake_device_wish(item)
-        if (mark := item.get_closest_marker("headroom")) is not None:
-            size("headroom", item.nodeid, arguments(mark, item.nodeid, positional=("size",))["size"])
-        for name in ("fake_device", "headroom"):
-            if item.get_closest_marker(name) is not None and name not in names:
-                names.append(name)
+        wanted = [name for name in ("fake_device", "headroom") if item.get_closest_marker(name) and name not in names]
+        if wanted:
+            # A new list, because those of one function with other parameters, and maybe without the mark, share theirs.
+            item.fixturenames = [*names, *wanted]  # type: ignore[attr-defined]
+
+
+def check(item: pytest.Item) -> None:
+    """A mark of *item* that makes no sense is a ``pytest.UsageError``, whether the test uses it or not."""
+    fake_device_wish(item)
+    headroom_wish(item)
 
 
 def apply_headroom(item: pytest.Item) -> None:
     """Make the headroom that the mark of ``item`` promises, if it has one."""
-    mark = item.get_closest_marker("headroom")
-    if mark is not None and "headroom" in getattr(item, "funcargs", {}):
-        item.funcargs["headroom"](mark.args[0] if mark.args else mark.kwargs["size"])  # type: ignore[attr-defined]
+    wish = headroom_wish(item)
+    if wish is not None and "headroom" in getattr(item, "funcargs", {}):
+        item.funcargs["headroom"](wish)  # type: ignore[attr-defined]

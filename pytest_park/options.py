@@ -11,9 +11,9 @@ from typing import Final, Literal, get_args
 
 import pytest
 
-from pytest_park.sizes import format_bytes, parse_size
+from pytest_park.sizes import GiB, format_bytes, parse_size
 
-DEFAULT_FAKE_MEMORY: Final = "12 GiB"
+DEFAULT_FAKE_MEMORY: Final = 12 * GiB
 DEFAULT_FAKE_COUNT: Final = 1
 # What one DLPack device index and every table of the fake device can hold with ease; a larger number is a typing error.
 MAX_FAKE_COUNT: Final = 16
@@ -56,7 +56,8 @@ def add_options(parser: pytest.Parser) -> None:
         "--park-fake-memory",
         metavar="SIZE",
         default=None,
-        help=f"Memory of the fake device, such as '8 GiB' (ini: park_fake_memory; default: {DEFAULT_FAKE_MEMORY}).",
+        help="Memory of the fake device, such as '8 GiB' (ini: park_fake_memory; default: "
+        f"{format_bytes(DEFAULT_FAKE_MEMORY)}).",
     )
     group.addoption(
         "--park-fake-count",
@@ -84,7 +85,7 @@ def load_options(config: pytest.Config) -> ParkOptions:
     real_gpu = bool(config.getoption("park_real_gpu"))
     options = ParkOptions(
         real_gpu=real_gpu,
-        fake_memory=_memory(DEFAULT_FAKE_MEMORY if memory is None else memory, memory_source),
+        fake_memory=DEFAULT_FAKE_MEMORY if memory is None else _memory(memory, memory_source),
         fake_count=DEFAULT_FAKE_COUNT if count is None else _count(count, count_source),
         fake_leaks=DEFAULT_FAKE_LEAKS if leaks is None else leaks_named(leaks, leaks_source),
         stated=real_gpu or memory is not None or count is not None,
@@ -113,9 +114,8 @@ def _given(config: pytest.Config, name: str) -> tuple[str | None, str]:
     option = config.getoption(name)
     if option is not None:
         return str(option), "--" + name.replace("_", "-")
-    ini = config.getini(name)
-    # An unset ini value is None or, before pytest 8.4 settled it, an empty text.
-    return (str(ini) if ini not in (None, "") else None), f"{name} in the ini file"
+    ini: str | None = config.getini(name)
+    return ini, f"{name} in the ini file"
 
 
 def _memory(text: str, source: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_park import leaks, marks, options, reporting, selection, workers
+from pytest_park import leaks, marks, options, reporting, selection, tracebacks, workers
 from pytest_park.fixtures import fake_device, headroom, park_device, transfer_benchmark
 
 if TYPE_CHECKING:
@@ -48,26 +48,39 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return reporting.header(settings, selection.find_real_gpus(config) if settings.real_gpu else None)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marks.request_fixtures(items)
-    selection.select(config, items, real_gpu=options.park_options(config).real_gpu)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A mark that makes no sense is an error of its test: raised in the collection, xdist would lose the message."""
+    try:
+        marks.check(item)
+        selection.skip_if_it_cannot_run(item, real_gpu=options.park_options(item.config).real_gpu)
+    except pytest.UsageError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_runtest_setup")
+def pytest_runtest_setup_is_done(item: pytest.Item) -> None:
     """After all fixtures, so that what they put on the device does not change the headroom that the mark promises."""
     marks.apply_headroom(item)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if call.excinfo is not None:
+        tracebacks.end_at_the_test()
     report = yield
     leaks.note_result(item, report)
     return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """After the teardown of everything, fixtures and other plugins included."""
     yield
     leaks.check(item)

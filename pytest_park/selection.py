@@ -97,16 +97,15 @@ def find_real_gpus(config: pytest.Config) -> RealGpus:
     return gpus
 
 
-def select(config: pytest.Config, items: list[pytest.Item], *, real_gpu: bool) -> None:
-    """Mark every ``real_gpu`` test that cannot run here as skipped, with the reason."""
-    for item in items:
-        mark = item.get_closest_marker("real_gpu")
-        if mark is None:
-            continue
-        wanted = WantedGpu.from_mark(mark, item.nodeid)
-        reason = wanted.missing_in(find_real_gpus(config)) if real_gpu else NEEDS_REAL_GPU
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
+def skip_if_it_cannot_run(item: pytest.Item, *, real_gpu: bool) -> None:
+    """Mark a ``real_gpu`` test that cannot run here as skipped, with the reason."""
+    mark = item.get_closest_marker("real_gpu")
+    if mark is None:
+        return
+    wanted = WantedGpu.from_mark(mark, item.nodeid)
+    reason = wanted.missing_in(find_real_gpus(item.config)) if real_gpu else NEEDS_REAL_GPU
+    if reason is not None:
+        item.add_marker(pytest.mark.skip(reason=reason))  # and not pytest.skip(): a mark is told with the test's line
 
 
 def _describe(device: torch.device) -> RealGpus:

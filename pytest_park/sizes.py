@@ -7,7 +7,6 @@ Only binary units are known. ``12 GB`` is refused rather than guessed: cards are
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import Final
 
 KiB: Final = 1024
@@ -35,7 +34,9 @@ def parse_size(size: int | str) -> int:
     match = _SIZE.fullmatch(size)
     factor = _BY_LOWER_CASE.get(match["unit"].lower()) if match else None
     if match is None or factor is None:
-        raise ValueError(f"{size!r} is not a size: {_WHAT_IS_VALID}{_hint(match['unit'] if match else '')}.")
+        raise ValueError(f"{size!r} is not a size: {_WHAT_IS_VALID}.{_hint(match['unit'] if match else '')}")
+    from fractions import Fraction  # here, because most runs of pytest name no size and need not load it
+
     return round(Fraction(match["number"]) * factor)
 
 
@@ -51,4 +52,4 @@ def format_bytes(size: float) -> str:
 def _hint(unit: str) -> str:
     """What a person probably meant by a decimal unit such as GB."""
     meant = {"k": "KiB", "kb": "KiB", "m": "MiB", "mb": "MiB", "g": "GiB", "gb": "GiB", "t": "TiB", "tb": "TiB"}
-    return f"; {unit} is not one of them, did you mean {meant[unit.lower()]}?" if unit.lower() in meant else ""
+    return f" {unit} is not one of them: did you mean {meant[unit.lower()]}?" if unit.lower() in meant else ""

@@ -41,10 +41,12 @@ LIGHT = [
     "marks",
     "selection",
     "fixtures",
+    "leaks",
     "hookspecs",
     "workers",
     "reporting",
     "sizes",
+    "tracebacks",
 ]
 HEAVY = ("torch", "park_core", "numpy", "pytest_benchmark", "pytest_park.fakegpu", "pytest_park.contract")
 

@@ -180,6 +180,19 @@ def test_it(fake_device, end):
     outcomes(pytester, body).assert_outcomes(failed=1, skipped=1, xfailed=1)
 
 
+@pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="pytest has subtests since 9.0")
+def test_nor_is_a_test_of_which_a_subtest_did_not_pass(pytester):
+    body = """
+def test_it(fake_device, subtests):
+    for size in (100, 200, 300):
+        with subtests.test(size=size):
+            weight = torch.ones(size, device="fakegpu")
+            assert size != 200
+        del weight
+"""
+    outcomes(pytester, body).assert_outcomes(failed=2)
+
+
 LEAKS = """
 CACHE = []
 
@@ -229,5 +242,5 @@ def test_a_setting_that_is_none_is_refused(pytester, options):
 
 def test_a_mark_that_makes_no_sense_is_refused(pytester):
     result = outcomes(pytester, LEAKS % "@pytest.mark.fake_device(leaks=False)")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "test_it: @pytest.mark.fake_device: False does not say what leaks are" in result.stderr.str()
+    result.assert_outcomes(errors=1)
+    assert "test_it: @pytest.mark.fake_device: False does not say what leaks are" in result.stdout.str()

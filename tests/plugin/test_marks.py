@@ -51,11 +51,41 @@ def test_the_help_on_marks_has_all_three(pytester):
         ("headroom(1, 2)", "*headroom(size), not with 2*"),
     ],
 )
-def test_a_wrong_mark_ends_the_run_with_the_test_and_what_is_valid(pytester, mark, says):
-    pytester.makepyfile(f"import pytest\n\n@pytest.mark.{mark}\ndef test_it(): pass\n")
+def test_a_wrong_mark_is_an_error_of_its_test_that_says_what_is_valid(pytester, mark, says):
+    pytester.makepyfile(f"import pytest\n\n@pytest.mark.{mark}\ndef test_it(): pass\n\ndef test_other(): pass\n")
     result = pytester.runpytest()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([says])
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*ERROR at setup of test_it*", says])
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*During handling*")
+
+
+def test_a_wrong_mark_is_told_by_workers_too(pytester):
+    pytester.makepyfile("import pytest\n\n@pytest.mark.headroom\ndef test_it(): pass\n\ndef test_other(): pass\n")
+    result = pytester.runpytest_subprocess("-n", "2", "--benchmark-disable")
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*headroom(size), and needs size*"])
+
+
+def test_the_mark_of_one_parameter_is_not_a_mark_of_the_others(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("marked", [
+            (),
+            pytest.param(("fake_device",), marks=pytest.mark.fake_device(memory="5 MiB")),
+            pytest.param(("headroom",), marks=pytest.mark.headroom("5 MiB")),
+        ])
+        def test_it(request, marked):
+            assert {"fake_device", "headroom"}.intersection(request.node.fixturenames) == set(marked)
+            import torch
+            active = hasattr(torch, "fakegpu") and torch.fakegpu.is_available()
+            assert active == bool(marked)
+            assert not active or torch.fakegpu.mem_get_info()[0] == 5 * 1024**2
+        """
+    )
+    pytester.runpytest_subprocess().assert_outcomes(passed=3)
 
 
 @pytest.mark.fake_device(memory="3 MiB")

@@ -32,7 +32,7 @@ def test_the_command_line_wins_over_the_ini_file(pytester):
     ("option", "says"),
     [
         ("--park-fake-memory=12 gigs", "*--park-fake-memory: '12 gigs' is not a size:*GiB*"),
-        ("--park-fake-memory=12 GB", "*did you mean GiB*"),
+        ("--park-fake-memory=12 GB", "*such as '12 GiB'. GB is not one of them: did you mean GiB[?]"),
         ("--park-fake-memory=0", "*without memory*"),
         ("--park-fake-count=two", "*--park-fake-count: 'two' is not a number of devices*1 to*"),
         ("--park-fake-count=0", "*'0' is not a number of devices*"),
@@ -46,11 +46,20 @@ def test_a_wrong_value_is_a_usage_error_that_says_what_is_valid(pytester, option
     result.stderr.fnmatch_lines([says])
 
 
-def test_a_wrong_ini_value_is_named_as_such(pytester):
-    pytester.makeini("[pytest]\npark_fake_memory = a lot\n")
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("park_fake_memory = a lot", "*park_fake_memory in the ini file: 'a lot' is not a size*"),
+        ("park_fake_memory =", "*park_fake_memory in the ini file: '' is not a size*"),
+        ("park_fake_count = two", "*park_fake_count in the ini file: 'two' is not a number of devices*"),
+        ("park_fake_count = 0", "*park_fake_count in the ini file: '0' is not a number of devices*"),
+    ],
+)
+def test_a_wrong_ini_value_is_named_as_such(pytester, line, says):
+    pytester.makeini(f"[pytest]\n{line}\n")
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*park_fake_memory in the ini file: 'a lot' is not a size*"])
+    result.stderr.fnmatch_lines([says])
 
 
 def test_the_help_lists_options_and_ini_values(pytester):
