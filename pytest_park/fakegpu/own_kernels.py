@@ -186,10 +186,6 @@ def _copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
     else:
         host_source = source if source.is_cpu else host_view(source)
         host_target = target if target.is_cpu else host_view(target)
-    if source.is_neg() and host_source is not source:
-        host_source = torch._neg_view(host_source)
-    if target.is_neg() and host_target is not target:
-        host_target = torch._neg_view(host_target)
     try:
         host_target.copy_(host_source)
     except NotImplementedError:  # the CPU cannot copy dtypes smaller than a byte; a device copies bytes

@@ -33,7 +33,8 @@ if sys.byteorder != "little":  # the two integers are written as one
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, layout, dtype, and lazy conjugation.
+    """A CPU tensor over the memory of the device tensor *tensor*: same bytes, layout, dtype, and whether it is lazily
+    conjugated or negated.
 
     For torch's kernels only: whoever holds it reads and writes "device memory" from the host.
     """
@@ -57,7 +58,14 @@ def host_part(memory: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """
     part = torch.empty(0, dtype=tensor.dtype, device="cpu")
     part.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-    return part.conj() if tensor.is_conj() else part
+    return as_lazy_as(tensor, part)
+
+
+def as_lazy_as(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """*view*, which torch conjugates and negates when it is read if it does so with *tensor*."""
+    if tensor.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if tensor.is_neg() else view
 
 
 def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
@@ -67,10 +75,9 @@ def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
         return _reinterpreted(tensor, word)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
     view = _import(capsule)
-    dtype = tensor.dtype
-    if view.dtype is not dtype:
+    if view.dtype is not tensor.dtype:
         return _reinterpreted(tensor, word)
-    return view.conj() if dtype.is_complex and tensor.is_conj() else view
+    return as_lazy_as(tensor, view) if tensor.is_neg() or tensor.is_conj() else view
 
 
 def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
@@ -85,4 +92,6 @@ def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
         ) from None
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
     moved = _import(capsule)
-    return moved.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return as_lazy_as(
+        tensor, moved.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import _tensor_str
 
 from . import active
-from .tensors import host_view
+from .tensors import as_lazy_as, host_view
 
 #: Linux's ``MAP_NORESERVE``: address space beyond what the host has is fine, because no page of it is ever written.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -24,7 +24,7 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     if active.has_data():
         return host_view(tensor)
     view = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-    return view.conj() if tensor.is_conj() else view
+    return as_lazy_as(tensor, view)
 
 
 def unwritten(shape: torch.Tensor) -> torch.Tensor:
