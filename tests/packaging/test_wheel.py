@@ -1,8 +1,9 @@
-"""What is installed is what was meant to be: tests read the wheel, not the checkout."""
+"""What is released is what was meant to be: tests read the wheel and the sdist, not the checkout."""
 
 import email
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def built(kind, folder):
+    build = f"import sys; from hatchling.build import build_{kind} as build; build(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.iterdir()
+    return path
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    build = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
-    return path
+    return built("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,15 @@ def test_the_wheel_has_all_modules_of_the_package_and_says_that_they_are_typed(f
 def test_the_wheel_has_nothing_else_but_its_metadata(files):
     assert {name.split("/")[0] for name in files} == {"park_core", "pytest_park", "pytest_parking-0.1.0.dist-info"}
     assert not [name for name in files if "__pycache__" in name]
+
+
+def test_the_sdist_has_all_that_the_tests_need(tmp_path):
+    """They can then be run from it. Its files are those of the checkout, and none that only a run has made."""
+    files = {name.split("/", 1)[1] for name in tarfile.open(built("sdist", tmp_path)).getnames()}
+    folders = ("park_core", "pytest_park", "tests", "examples", "patients", "docs", ".ci")
+    there = {path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
+    top = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "conftest.py", "pyproject.toml", "tox.ini"}
+    assert files == top | {str(path) for path in there if "__pycache__" not in path.parts}
 
 
 def test_the_licence_comes_along(files, metadata):
