@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
 
-from . import active, autocast, own_kernels
+from . import active, autocast, mixed_devices, own_kernels
 from .kernel_errors import as_on_a_gpu
 from .ledger import adopt
 from .random import is_of_a_device
@@ -159,7 +159,7 @@ def _on_host_views(op: OpOverload) -> Kernel:
         host_args = [call.to_host(value) for value in args]
         host_kwargs = call.to_host_by_name(kwargs, takes_generator)
         if call.elsewhere:
-            call.refuse_mixed_devices()
+            mixed_devices.refuse(op, call.originals, call.elsewhere, args, kwargs)
         try:
             result = run(*host_args, **host_kwargs)
         except RuntimeError as error:
@@ -203,33 +203,44 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
         host_args = [call.to_host(value) for value in args]
         host_kwargs = call.to_host_by_name(kwargs, takes_generator)
         if call.elsewhere:
-            call.refuse_mixed_devices()
+            mixed_devices.refuse(op, call.originals, call.elsewhere, args, kwargs)
         given = [(kwargs[name], name) for name in outs if name in kwargs]
         fresh = {name: torch.empty(0, dtype=out.dtype, device=call.host) for out, name in given}
-        empty = {name: fresh[name] for out, name in given if not out.numel()}
+        written = host_kwargs | {name: fresh[name] for out, name in given if not out.numel()}
         try:
-            result = run(*host_args, **host_kwargs | empty)
+            result = run(*host_args, **written)
         except RuntimeError as error:
             if _is_of_a_wrapped_number(error):
-                result = op.overloadpacket(*host_args, **host_kwargs | empty)
+                result = op.overloadpacket(*host_args, **written)
             elif "not resizable" in str(error):
-                empty = fresh
-                result = run(*host_args, **host_kwargs | empty)
+                written = host_kwargs | fresh
+                result = run(*host_args, **written)
             else:
                 raise
         for out, name in given:
-            host = empty.get(name, host_kwargs[name])
-            if out.shape != host.shape or (name in empty and out.numel() != host.numel()):
-                if host is not host_kwargs[name]:
-                    out.set_(adopt(host, call.index))
-                else:
-                    out.set_(out.untyped_storage(), out.storage_offset(), host.size(), host.stride())
+            if written[name] is fresh[name]:
+                _take_over(fresh[name], out, call.index)
+            elif out.shape != written[name].shape:
+                out.set_(out.untyped_storage(), out.storage_offset(), written[name].size(), written[name].stride())
         watched(footprint, call.index, args, kwargs, None)
         if isinstance(result, Tensor):
             return given[0][0]
         return tuple(out for out, _ in given) if isinstance(result, tuple) else result
 
     return kernel
+
+
+def _take_over(fresh: Tensor, out: Tensor, index: int) -> None:
+    """Give *out* what the kernel wrote to *fresh*: in its own memory, as far as it has any."""
+    if not out.untyped_storage().nbytes():
+        memory = adopt(fresh, index).untyped_storage()
+        out.set_(memory, 0, fresh.size(), fresh.stride())
+        return
+    if out.shape != fresh.shape:
+        out.resize_(fresh.shape)
+        out.set_(out.untyped_storage(), int(out.storage_offset()), fresh.size(), fresh.stride())
+    if active.has_data():
+        host_view(out).copy_(fresh)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -279,9 +290,8 @@ class Call:
     def to_host(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             index = value.get_device()
-            if index < 0:  # a CPU tensor: one element without dimensions may mix with any device, as on CUDA
-                if value.dim():
-                    self.elsewhere.append(value)
+            if index < 0:
+                self.elsewhere.append(value)
                 return value
             if index != self.index:
                 if self.index >= 0:
@@ -321,16 +331,6 @@ class Call:
             return type(result)([self.to_device(item) for item in result])
         return result
 
-    def refuse_mixed_devices(self) -> None:
-        """Raise torch's own error, except where CUDA takes host tensors too: the indices of indexing."""
-        if self.op._schema.name in _TAKE_HOST_INDICES and all(t.dtype in _INDICES for t in self.elsewhere):
-            return
-        devices = {str(tensor.device) for tensor in (*self.originals, *self.elsewhere)}
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{' and '.join(sorted(devices, reverse=True)[:2])}! (in {self.op._schema.name})"
-        )
-
 
 #: Composites of an allocation and a copy, so frequent in models that they run as one.
 _WHOLE = {"aten::clone", "aten::constant_pad_nd"}
@@ -338,6 +338,3 @@ _WHOLE = {"aten::clone", "aten::constant_pad_nd"}
 _CLOSED = {"aten::mode.values"}
 #: The views that all others are made of: by name they do not even enter Python.
 _VIEWS = {"aten::view", "aten::as_strided", "aten::_reshape_alias"}
-#: ``TensorAdvancedIndexing.cpp`` moves the indices of these to the device of what they index.
-_TAKE_HOST_INDICES = {f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_")}
-_INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)

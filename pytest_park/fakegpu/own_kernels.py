@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from . import active, attention, recurrent, storages
+from . import active, attention, mixed_devices, recurrent, storages
 from .kernel_errors import NoHostMemory, as_on_a_gpu
 from .ledger import adopt
 from .pinned import is_pinned
@@ -260,7 +260,7 @@ def _local_scalar_dense(tensor: torch.Tensor) -> Any:
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any) -> torch.Tensor:
-    _same_device(input, weight, bias)
+    mixed_devices.same(input, weight, bias)
     of_bias = None if bias is None else stand_in(bias)
     result = torch.ops.aten.convolution(stand_in(input), stand_in(weight), of_bias, *geometry)
     if result.is_meta:
@@ -286,16 +286,6 @@ def _convolution_backward(
     return tuple(
         adopt(gradient, index) if wanted else None for gradient, wanted in zip(gradients, output_mask, strict=True)
     )
-
-
-def _same_device(first: torch.Tensor, *others: torch.Tensor | None) -> None:
-    index = first.get_device()
-    for tensor in others:
-        if tensor is not None and tensor.get_device() != index:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{first.device} and {tensor.device}!"
-            )
 
 
 #: These touch no bytes, or by way of others, or tell more than their schema says.

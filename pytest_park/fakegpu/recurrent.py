@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import mixed_devices
 from .ledger import adopt
 from .without_data import stand_in
 
@@ -30,6 +31,7 @@ def _lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
+    mixed_devices.same(input_gates, hidden_gates, input_bias, hidden_bias, cx)
     given = _host(input_gates, hidden_gates, input_bias, hidden_bias)
     gates = sum(tensor for tensor in given if tensor is not None)
     i, f, g, o = torch.as_tensor(gates).chunk(4, 1)
@@ -67,6 +69,7 @@ def _gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
+    mixed_devices.same(input_gates, hidden_gates, input_bias, hidden_bias, hx)
     of_input, of_hidden = stand_in(input_gates), stand_in(hidden_gates)
     if input_bias is not None and hidden_bias is not None:
         of_input, of_hidden = of_input + stand_in(input_bias), of_hidden + stand_in(hidden_bias)

@@ -97,6 +97,28 @@ def test_a_number_on_the_host_may_mix_as_on_cuda(fake_device: FakeDevice) -> Non
     assert tensor.tolist() == [5, 5, 3]
 
 
+_NOT_TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "clamp": lambda tensor, number: tensor.clamp(min=number),
+    "index_select": lambda tensor, number: tensor.index_select(0, number.long()),
+    "written in place": lambda tensor, number: number.add_(tensor[0]),
+    "written by out=": lambda tensor, number: torch.add(tensor[0], 1, out=number),
+    "resized by out=": lambda tensor, number: torch.nonzero(tensor, out=number.long()),
+    "state of a cell": lambda tensor, number: torch.nn.LSTMCell(3, 3).to(tensor.device)(
+        tensor, (tensor, torch.zeros(3))
+    ),
+}
+
+
+@pytest.mark.parametrize("call", _NOT_TAKEN.values(), ids=_NOT_TAKEN)
+def test_a_number_on_the_host_is_refused_where_cuda_refuses_it(
+    fake_device: FakeDevice, call: Callable[[torch.Tensor, torch.Tensor], Any]
+) -> None:
+    tensor, number = torch.ones(3, device=fake_device.device), torch.tensor(2.0)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.* fakegpu:0 and cpu"):
+        call(tensor, number)
+    assert number == 2
+
+
 def test_a_device_tensor_has_no_numpy(fake_device: FakeDevice) -> None:
     with pytest.raises(TypeError, match=r"can't convert fakegpu:0 device type tensor to numpy.*\.cpu\(\)"):
         torch.ones(2, device=fake_device.device).numpy()
