@@ -18,10 +18,12 @@ def named_device(device: Any) -> torch.device | None:
 
 class ByDevice(type):
     """Metaclass of a stand-in for a class of torch: calling it makes *fake* for device type ``fakegpu``, else *native*;
-    ``isinstance`` and ``issubclass`` answer as for *native*."""
+    *unnamed* is the one that torch makes when no device is named. ``isinstance`` and ``issubclass`` answer as for
+    *native*."""
 
     native: type
     fake: type
+    unnamed: type
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kinds: type) -> ByDevice:
         return super().__new__(mcs, name, bases, {**namespace, **kinds})
@@ -30,10 +32,13 @@ class ByDevice(type):
         super().__init__(name, bases, namespace)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "device_type" in kwargs:  # by the numbers that torch knows an existing one by
+            return cls.native(*args, **kwargs)
         device = kwargs.get("device", args[0] if args else None)
-        if isinstance(device, str | torch.device) and torch.device(device).type == "fakegpu":
-            return cls.fake(*args, **kwargs)
-        return cls.native(*args, **kwargs)
+        if device is None:
+            return cls.unnamed(*args, **kwargs)
+        named = named_device(device) if isinstance(device, int | str | torch.device) else None
+        return (cls.fake if named is not None and named.type == "fakegpu" else cls.native)(*args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.native)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.jit._builtins import _register_builtin
 
-from . import active
+from . import active, random
 
 #: Functions of torch that make a CPU tensor and take ``pin_memory=True``, which needs a C++ allocator of the back end.
 _FACTORIES = (
@@ -88,11 +88,14 @@ def _pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
     def made(*args: Any, **kwargs: Any) -> Any:
         # somebody who put back what they had found here may have put back this function, after its time
-        if kwargs.get("pin_memory") and active.cards:
-            fresh = factory(*args, **{**kwargs, "pin_memory": False})
-            if not fresh.is_cpu:
-                raise RuntimeError("Only dense CPU tensors can be pinned")
-            return mark(fresh)
-        return factory(*args, **kwargs)
+        if not kwargs or not active.cards:
+            return factory(*args, **kwargs)
+        pin = kwargs.get("pin_memory")
+        fresh = factory(*args, **{**kwargs, "pin_memory": False} if pin else kwargs)
+        if pin and not fresh.is_cpu:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        if "generator" in kwargs and fresh.is_cpu and random.is_of_a_device(kwargs["generator"]):
+            raise RuntimeError("Expected a 'cpu' device type for generator but found 'fakegpu'")
+        return mark(fresh) if pin else fresh
 
     return made

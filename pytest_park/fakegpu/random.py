@@ -45,10 +45,10 @@ def _address(generator: torch._C.Generator) -> int:
     return address
 
 
-def is_of_a_device(generator: torch._C.Generator) -> bool:
+def is_of_a_device(generator: torch._C.Generator | None) -> bool:
     """Whether *generator* was made for a fake device; seen from a kernel, it looks like one of the CPU."""
-    return _address(generator) in _of_devices
+    return generator is not None and _address(generator) in _of_devices
 
 
-class AnyGenerator(metaclass=ByDevice, native=torch._C.Generator, fake=Generator):
+class AnyGenerator(metaclass=ByDevice, native=torch._C.Generator, fake=Generator, unnamed=torch._C.Generator):
     """``torch.Generator`` while a fake device is active."""

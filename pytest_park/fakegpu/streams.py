@@ -158,9 +158,9 @@ def set_stream(stream: torch.Stream) -> None:
     active.make_stream_current(stream.device_index, stream.stream_id)
 
 
-class AnyStream(metaclass=ByDevice, native=torch._C.Stream, fake=Stream):
+class AnyStream(metaclass=ByDevice, native=torch._C.Stream, fake=Stream, unnamed=Stream):
     """``torch.Stream`` while a fake device is active."""
 
 
-class AnyEvent(metaclass=ByDevice, native=torch._C.Event, fake=Event):
+class AnyEvent(metaclass=ByDevice, native=torch._C.Event, fake=Event, unnamed=Event):
     """``torch.Event`` while a fake device is active."""

@@ -116,6 +116,15 @@ def test_a_generator_of_the_host_is_refused_on_the_device(fake_device: FakeDevic
         torch.rand(2, generator=torch.Generator(), device="fakegpu")
 
 
+@pytest.mark.parametrize("made", ["rand", "randn", "randperm"])
+def test_a_generator_of_the_device_is_refused_on_the_host(fake_device: FakeDevice, made: str) -> None:
+    """As on CUDA; it is what a forgotten ``device=`` comes to."""
+    generator = torch.Generator("fakegpu")
+    assert getattr(torch, made)(2, generator=generator, device="fakegpu").device == fake_device.device
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'fakegpu'"):
+        getattr(torch, made)(2, generator=generator)
+
+
 def test_dropout_drops_on_the_device(fake_device: FakeDevice) -> None:
     torch.manual_seed(0)
     dropped = torch.nn.functional.dropout(torch.ones(1000, device="fakegpu"), 0.25)

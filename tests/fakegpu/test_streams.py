@@ -78,6 +78,20 @@ def test_torchs_own_classes_make_them(fake_device: FakeDevice) -> None:
         assert torch.accelerator.current_stream() == stream
 
 
+def test_without_a_device_they_are_of_the_current_accelerator(fake_device: FakeDevice) -> None:
+    weight = torch.ones(3, device=fake_device.device)
+    for stream in (torch.Stream(), torch.Stream(0), torch.Stream(priority=-1)):
+        assert stream.device == fake_device.device
+        assert stream != torch.accelerator.current_stream()
+        with pytest.raises(RaceError), stream:
+            weight.mul_(2)
+    start, end = torch.Event(enable_timing=True), torch.Event(enable_timing=True)
+    start.record()
+    end.record()
+    assert start.elapsed_time(end) >= 0
+    assert torch.Generator().device.type == "cpu"
+
+
 def test_everything_of_a_stream_and_an_event_can_be_called(fake_device: FakeDevice) -> None:
     stream, event = torch.fakegpu.Stream(priority=-1), torch.fakegpu.Event()
     assert stream.record_event(event) is event
