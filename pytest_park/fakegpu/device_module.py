@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import active, autocast
+from . import amp as amp
 from . import memory as memory
 from .memory import Device, card_of
 from .memory import empty_cache as empty_cache

@@ -145,10 +145,19 @@ def test_gradients_have_the_dtype_of_their_parameters(fake_device: FakeDevice) -
     assert layer.weight.grad.tolist() == [[2] * 4] * 4
 
 
-def test_a_gradient_scaler_scales_and_steps(fake_device: FakeDevice) -> None:
+def test_the_device_module_has_its_own(fake_device: FakeDevice) -> None:
+    with torch.fakegpu.amp.autocast():
+        assert (tensor(2, 4) @ tensor(4, 2)).dtype is torch.float16
+    with torch.fakegpu.amp.autocast(enabled=False):
+        assert (tensor(2, 4) @ tensor(4, 2)).dtype is torch.float32
+    assert torch.fakegpu.amp.GradScaler(enabled=False).scale(tensor(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("of_the_module", [False, True])
+def test_a_gradient_scaler_scales_and_steps(fake_device: FakeDevice, of_the_module: bool) -> None:
     weight = nn.Parameter(tensor(2))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    scaler = torch.amp.GradScaler("fakegpu", init_scale=8.0)
+    scaler = torch.fakegpu.amp.GradScaler(8.0) if of_the_module else torch.amp.GradScaler("fakegpu", init_scale=8.0)
     scaled = scaler.scale(weight.sum())
     assert scaled.tolist() == 16
     scaled.backward()
