@@ -105,8 +105,10 @@ class _Search:
 
     def _climb(self, seen: set[int]) -> None:
         above: dict[int, _Found] = {}
+        items = tuple([found.item for found in self._level.values()])
         ours = {id(found) for found in self._level.values()} | _running_frames()
-        for referrer in gc.get_referrers(*[found.item for found in self._level.values()]):
+        ours.add(id(items))  # from Python 3.13 on ``gc`` gives the tuple of its own arguments, too
+        for referrer in gc.get_referrers(*items):
             if id(referrer) in seen or id(referrer) in ours:
                 continue
             place = _place(referrer)
