@@ -81,7 +81,7 @@ class OffloadedComponent:
         """Load the resident layers and start the first streamed ones."""
         with moving:
             for manager in self.managers:
-                manager.adopt(self.parking.module)
+                manager.adopt()
                 manager.prepare_for_next_req()
 
     def release_layers(self) -> None:

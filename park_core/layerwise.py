@@ -13,14 +13,15 @@ from torch import nn
 
 from park_core.config import OffloadConfig, layer_count
 from park_core.layers import find_layers, resident_layers
-from park_core.loaded_weight import unwatch, watch
-from park_core.parked_tensor import hide, show
+from park_core.loaded import LoadedLayer
+from park_core.parked_tensor import is_parked, show
 from park_core.parking import moving
 from park_core.pinned import PinBudget, pin
 from park_core.placement import parked_in_place
-from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of
-from park_core.survey import Survey, survey
+from park_core.storage import GroupState, StorageGroup, bytes_of
+from park_core.survey import Survey, owned_tensors, survey
 from park_core.transfer import Transfer, backend_of, transfer, worth_staging
+from park_core.untraced import untraced
 
 __all__ = ["LayerwiseOffloadManager"]
 
@@ -84,21 +85,21 @@ class LayerwiseOffloadManager:
     ) -> None:
         self.layer_name, self.component_name, self.device = layer_name, component_name, device
         layers = find_layers(component, layer_name)
+        self._component = weakref.ref(component)
         self._layers = [weakref.ref(layer) for layer in layers]
         self._prefetch = layer_count(config.prefetch, len(layers))
         self.resident_layers = resident_layers(config, len(layers))
         self._groups: list[list[StorageGroup]] = [[] for _ in layers]
-        self._loaded: dict[int, dict[StorageGroup, list[int]]] = {}  # the versions tell of writes on the device
+        self._loaded: dict[int, LoadedLayer] = {}
         self._staging, self._immutable = config.staging, config.immutable_weights
         self._budget = (budget or PinBudget(config.pin_memory)) if config.pin_memory else None
         self._mover: Transfer | None = None
         self._courier: ThreadPoolExecutor | None = None
         self._coming: dict[int, _Coming] = {}
-        self._homes: dict[int, Any] = {}
         self._keep_all = False
         backend = backend_of(device)
         self._copy_stream = backend.Stream(device=device) if hasattr(backend, "Stream") else None
-        self.adopt(component)
+        self.adopt()
         self._hooks = [
             handle
             for index, layer in enumerate(layers)
@@ -111,33 +112,41 @@ class LayerwiseOffloadManager:
     def __len__(self) -> int:
         return len(self._layers)
 
-    def adopt(self, component: nn.Module) -> None:
+    def adopt(self) -> None:
         """Take the weights of the layers off the device and into the host store, new ones too."""
+        if (component := self._component()) is None:
+            return
         with moving:
             found = survey(component, self.component_name)
-            mine = self._by_layer(found)
-            arrivals = {
-                g: s for g, s in found.resident.items() if g in mine and not g.streamed and g not in found.buffers
-            }
+            new = self._unknown(found)
+            if here := {*new.values()} & {*self._loaded, *self._coming}:
+                for index in here:
+                    self.release_layer(index)  # it would count as loaded without them
+                found = survey(component, self.component_name)
+                new = self._unknown(found)
+            arrivals = {group: storage for group, storage in found.resident.items() if group in new}
             with parked_in_place(arrivals, self.device, found.wrappers):
                 pass
-            new = [*arrivals, *(g for g in found.parked if g in mine and g not in self._groups[mine[g]])]
-            for index in {mine[group] for group in new}:
-                self.release_layer(index)  # it would count as loaded without them
-            for group in new:
-                self._take(group, mine[group])
+            for group, index in new.items():
+                self._take(group, index)
             if self._budget is not None:
                 pin(new, self._budget, self.component_name)
+
+    def _unknown(self, found: Survey) -> dict[StorageGroup, int]:
+        """The groups that lie within one layer altogether and are not in the host store, with the layer's index."""
+        layer_of = {id(m): i for i, ref in enumerate(self._layers) if (layer := ref()) for m in layer.modules()}
+        unknown = {}
+        for group, owners in found.owners.items():
+            index, *others = {layer_of.get(id(owner)) for owner in owners}
+            if others or index is None or group in self._groups[index]:
+                continue
+            if group.state is GroupState.PARKED or not (group.streamed or group in found.buffers):
+                unknown[group] = index
+        return unknown
 
     def _take(self, group: StorageGroup, index: int) -> None:
         group.streamed, group.load = True, _LayerHook(self, index, "_demand")
         self._groups[index].append(group)
-
-    def _by_layer(self, found: Survey) -> dict[StorageGroup, int]:
-        """The groups that lie within one layer altogether."""
-        layer_of = {id(m): i for i, ref in enumerate(self._layers) if (layer := ref()) for m in layer.modules()}
-        within = {group: {layer_of.get(id(owner)) for owner in owners} for group, owners in found.owners.items()}
-        return {group: index for group, (index, *others) in within.items() if index is not None and not others}
 
     # -- load and release ----------------------------------------------------------------------------------------------
 
@@ -158,13 +167,11 @@ class LayerwiseOffloadManager:
         with moving:
             if (coming := self._coming.pop(index, None)) is not None:
                 coming.finish()
-            self._hand_back(self._homes.pop(index, None))
-            for group, versions in self._loaded.pop(index, {}).items():
-                unwatch(group)
-                self._write_back(index, group, versions)
-                if group.views:
-                    _end_backward(group)
-                    hide(group)
+            if (loaded := self._loaded.get(index)) is not None:
+                self._hand_back(loaded.home)
+                for group in loaded.leave():
+                    self._take(group, index)
+                del self._loaded[index]
 
     def release_all(self) -> None:
         """Take every layer off the device, resident ones too."""
@@ -196,14 +203,14 @@ class LayerwiseOffloadManager:
             handle.remove()
         for coming in self._coming.values():
             coming.finish()
+        for loaded in self._loaded.values():
+            loaded.stay()
         for groups in self._groups:
             for group in groups:
-                unwatch(group)
                 group.streamed, group.load = False, None
             groups.clear()
         self._loaded.clear()
         self._coming.clear()
-        self._homes.clear()
 
     # -- around the forward of a layer ---------------------------------------------------------------------------------
 
@@ -223,6 +230,10 @@ class LayerwiseOffloadManager:
         """A weight is used apart from the forward of its layer. It goes when another layer runs, or with all."""
         with moving:
             self.prefetch_layer(index, non_blocking=False)
+            layer = self._layers[index]()
+            if layer is not None and any(is_parked(part.tensor) for m in owned_tensors(layer) for part in m.parts()):
+                self.adopt()  # it was converted since
+                self.prefetch_layer(index, non_blocking=False)
 
     def _ahead(self, index: int) -> list[int]:
         """The streamed layers that run next; after the last one the first one, for the next step."""
@@ -296,14 +307,10 @@ class LayerwiseOffloadManager:
         for group, storage in storages.items():
             if group.exposed:  # perhaps it was written to under the copy
                 Transfer().fill(bytes_of(storage), group)
-        self._homes[index] = coming.home
-        loaded = self._loaded.setdefault(index, {})
         for group, storage in storages.items():
             show(group, storage)
-            loaded[group] = [tensor._version for _, tensor in group.tensors()]
             group.exposed = False
-            if not self._immutable:
-                watch(group)
+        self._loaded[index] = LoadedLayer(storages, coming.home, immutable=self._immutable)
 
     def _stays(self, index: int) -> bool:
         return self._keep_all or index in self.resident_layers
@@ -317,30 +324,6 @@ class LayerwiseOffloadManager:
         if home is not None and home != (here := backend_of(self.device).current_stream(self.device)):
             home.wait_stream(here)
 
-    def _write_back(self, index: int, group: StorageGroup, versions: list[int]) -> None:
-        """Save in-place writes, also those through ``.data``, and replaced data."""
-        for view, tensor in list(group.tensors()):
-            storage = tensor.untyped_storage()
-            if group_of(storage) is not group:  # its data was replaced: it leaves the group
-                group.views.remove(view)
-                left = StorageGroup(
-                    self.component_name, storage.device, storage.nbytes(), views=[View.of(tensor, view.name)]
-                )
-                left.host, left.device = Transfer().to_host(left, storage), self.device
-                self._take(left, index)
-                hide(left)
-        members = list(group.tensors())
-        if not members or group.host is None:
-            return
-        if group.exposed or [tensor._version for _, tensor in members] != versions:
-            group.host = Transfer().to_host(group, members[0][1].untyped_storage(), into=group.host)
-
-
-def _end_backward(group: StorageGroup) -> None:
-    """A backward that would need these weights raises torch's own error, instead of computing with what is left."""
-    if trainable := [tensor for _, tensor in group.tensors() if tensor.requires_grad]:
-        torch.autograd.graph.increment_version(trainable)
-
 
 class _LayerHook:
     """Calls a method of the manager around the forward of one layer. Its copy, in a copy of the layer, does nothing."""
@@ -351,7 +334,7 @@ class _LayerHook:
 
     def __call__(self, *_: Any) -> None:
         if (manager := self._manager()) is not None:
-            getattr(manager, self._method)(self._index)
+            untraced(getattr(manager, self._method), self._index)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> _LayerHook:
         return _LayerHook(None, self._index, self._method)

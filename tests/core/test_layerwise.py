@@ -238,15 +238,72 @@ def test_weights_that_are_declared_immutable_are_not_watched(fake_device: FakeDe
     assert fake_device.transfers == []
 
 
-def test_a_backward_through_layers_that_are_gone_raises_as_torch_does(fake_device: FakeDevice, tokens: Tensor) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_layers_made_in_inference_mode_are_streamed_and_written_to(fake_device: FakeDevice, inside: bool) -> None:
+    with torch.inference_mode():
+        component, rows = Denoiser(), torch.arange(12, device=fake_device.device)
+        expected = component(rows.cpu())
+    component.configure_layerwise_offload(MEMORY, device=fake_device.device)
+    manager = component.layerwise_offload_managers[0]
+    with torch.inference_mode(inside), torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(component(rows).cpu(), expected)
+        manager.release_all()
+        fake_device.clear_transfers()
+        component(rows)
+        assert [t for t in fake_device.transfers if t.kind == "d2h" and t.bytes > 64] == []
+    assert all(weight.is_inference() for weight in component.parameters())
+    values = snapshot(component)
+    for turn in range(2):
+        manager.load_all_layers()
+        with torch.inference_mode():
+            component.blocks[1].weight.fill_(turn)
+            component.blocks[2].weight.data[0, 0] = turn
+        manager.release_all()
+        values["blocks.1.weight"].fill_(turn)
+        values["blocks.2.weight"][0, 0] = turn
+        assert_same_bits(snapshot(component), values)
+
+
+@pytest.mark.parametrize("state", ["released", "loaded"])
+@pytest.mark.parametrize("way", ["forward", "apart", "prepare"])
+def test_a_conversion_of_layers_is_honoured(fake_device: FakeDevice, tokens: Tensor, state: str, way: str) -> None:
     component, manager = streamed(fake_device)
-    component.requires_grad_(True)
-    output = component(tokens)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.sum().backward()
-    manager.load_all_layers()  # with all of them there it works
-    component(tokens).sum().backward()
-    assert all(weight.grad is not None for weight in component.blocks.parameters())
+    wanted = {name: tensor.to(torch.bfloat16) for name, tensor in snapshot(component).items()}
+    if state == "loaded":
+        manager.load_all_layers()
+    component.to(torch.bfloat16)
+    if way == "prepare":
+        component.prepare_for_next_req()
+    elif way == "apart":
+        assert component.blocks[3].weight.sum().dtype == torch.bfloat16
+    assert component(tokens).dtype == torch.bfloat16
+    manager.release_all()
+    assert on_device(manager, component) == []
+    assert_same_bits(snapshot(component), wanted)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_that_the_host_has_no_memory_for_is_not_lost(
+    fake_device: FakeDevice, tokens: Tensor, write: str
+) -> None:
+    component, manager = streamed(fake_device)
+    manager.release_all()
+    values, idle = snapshot(component), fake_device.requested
+    manager.load_all_layers()
+    for name in ("blocks.1.bias", "blocks.1.weight"):
+        weight = component.get_parameter(name)
+        WRITES[write](weight, torch.full(weight.shape, 0.125, device=fake_device.device))
+        values[name].fill_(0.125)
+    for k in (1, 2):
+        fake_device.fail_host_copy(after=k)
+        with pytest.raises(MemoryError):
+            manager.release_all()
+        assert_same_bits(snapshot(component), values)
+        component(tokens)
+    manager.release_all()
+    assert fake_device.requested == idle
+    assert_same_bits(snapshot(component), values)
 
 
 def test_a_layer_that_was_read_while_it_came_is_not_written_back(fake_device: FakeDevice) -> None:
