@@ -232,14 +232,13 @@ def _writing_out(op: OpOverload, outs: list[str]) -> Kernel:
 
 def _take_over(fresh: Tensor, out: Tensor, index: int) -> None:
     """Give *out* what the kernel wrote to *fresh*: in its own memory, as far as it has any."""
-    if not out.untyped_storage().nbytes():
-        memory = adopt(fresh, index).untyped_storage()
-        out.set_(memory, 0, fresh.size(), fresh.stride())
-        return
     if out.shape != fresh.shape:
+        if not out.untyped_storage().nbytes():
+            out.set_(adopt(fresh, index).untyped_storage(), 0, fresh.size(), fresh.stride())
+            return
         out.resize_(fresh.shape)
         out.set_(out.untyped_storage(), int(out.storage_offset()), fresh.size(), fresh.stride())
-    if active.has_data():
+    if fresh.numel() and active.has_data():
         host_view(out).copy_(fresh)
 
 
