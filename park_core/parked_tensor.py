@@ -91,6 +91,13 @@ class ParkedTensor(Tensor):
     def data(self, value: Tensor) -> None:
         _replace(self, value)
 
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Torch asks no class about this method, nor about the next one."""
+        return _computed("set_", Tensor.set_, (self, *args), kwargs)  # type: ignore[no-any-return]
+
+    def as_subclass(self, cls: type[Any]) -> Any:
+        return _computed("as_subclass", Tensor.as_subclass, (self, cls), {})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             memo[id(self)] = _independent(self)
@@ -127,6 +134,11 @@ def _answer(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
                 return first
             if name in _CONVERSIONS and len(args) + len(kwargs) > (name in ("to", "type", "type_as")):
                 return _converted(first, func, args[1:], kwargs)
+    return _computed(name, func, args, kwargs)
+
+
+def _computed(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What comes of an operation that needs the bytes on the device, if they can come."""
     for tensor in list(_parked_among([*args, *kwargs.values()])):
         if not is_parked(tensor):  # it came with the layer of another one
             continue

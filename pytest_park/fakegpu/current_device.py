@@ -15,10 +15,10 @@ _native: Any = torch.Tensor.to
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
     if len(active.cards) > 1:
-        yield torch.Tensor, "to", _to
+        yield torch.Tensor, "to", to
 
 
-def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     moved: torch.Tensor = _native(
         self, *(_with_index(value) for value in args), **{name: _with_index(value) for name, value in kwargs.items()}
     )

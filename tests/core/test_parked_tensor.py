@@ -115,6 +115,8 @@ COMPUTE: dict[str, Callable[[Tensor], object]] = {
     "one element": lambda w: w.mul_(torch.ones(1)),
     "index": lambda w: w.__setitem__(0, 0),
     "foreach": lambda w: torch._foreach_add_([w], 1),
+    "set_": lambda w: w.set_(torch.ones(1, device=w.device)),
+    "as_subclass": lambda w: w.as_subclass(Tensor),
 }
 
 
@@ -233,6 +235,15 @@ def test_a_move_to_where_it_is_changes_nothing(
     component.to(fake_device.device)
     assert all(is_parked(weight) for weight in component.parameters())
     assert fake_device.transfers == []
+
+
+@pytest.mark.fake_device(count=2)
+def test_a_move_to_another_device_is_honoured(parked: tuple[Denoiser, dict[str, Tensor]]) -> None:
+    component, values = parked
+    component.to("fakegpu:1")
+    component.restore_non_layer_weights()
+    assert {str(weight.device) for weight in non_layer_weights(component).values()} == {"fakegpu:1"}
+    assert_same_bits(snapshot(component), values)
 
 
 @pytest.mark.parametrize("clone", ["deepcopy", "pickle", "torch.save"])
