@@ -39,7 +39,7 @@ def decide(
     if not config_parks(config, need):
         return ParkDecision(verdict="keep", reason=_off(config), bytes=total)
     if not resident:
-        return ParkDecision(verdict="park", reason="nothing of it is on the device", bytes=total)
+        return ParkDecision(verdict="park", reason="nothing of it is on the device, or may leave it", bytes=total)
     if _capturing(device):
         return ParkDecision(verdict="refuse", reason="the device is capturing a graph", bytes=total)
     headroom = device_headroom(device, request=total if need is None else need)

@@ -26,7 +26,7 @@ from park_core.parked_tensor import hide, placeholder, show
 from park_core.placement import placed
 from park_core.report import ParkDecision, ParkReport, RestoreReport, Skipped
 from park_core.storage import GroupState, StorageGroup
-from park_core.survey import Survey, groups_of, plain_tensors, survey, viewed_elsewhere
+from park_core.survey import Survey, groups_of, needed_by_autograd, plain_tensors, survey, viewed_elsewhere
 from park_core.transfer import Transfer, synchronize, transfer
 
 __all__ = ["Parking", "moving", "use_lock"]
@@ -143,6 +143,8 @@ class Parking:
                 reason = f"component {', '.join(map(repr, others))} still uses it"
             elif viewed_elsewhere(group, storage):
                 reason = "a tensor outside the component's parameters and buffers views its bytes"
+            elif needed_by_autograd(group):
+                reason = "a backward that is still to come may need it"
             if reason:
                 skipped.append(Skipped(group.name, reason, group.nbytes))
             else:

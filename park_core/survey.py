@@ -15,7 +15,16 @@ from park_core.report import Skipped
 from park_core.storage import StorageGroup, View, group_of, settle
 from park_core.wrappers import inner_tensors, size_of, wraps_others
 
-__all__ = ["Member", "Survey", "groups_of", "owned_tensors", "plain_tensors", "survey", "viewed_elsewhere"]
+__all__ = [
+    "Member",
+    "Survey",
+    "groups_of",
+    "needed_by_autograd",
+    "owned_tensors",
+    "plain_tensors",
+    "survey",
+    "viewed_elsewhere",
+]
 
 
 class Member(NamedTuple):
@@ -187,6 +196,18 @@ def viewed_elsewhere(group: StorageGroup, storage: torch.UntypedStorage) -> bool
     Each tensor over a storage counts once, and so does the Python object ``storage``.
     """
     return torch._C._storage_Use_Count(storage._cdata) > len(group.views) + 1
+
+
+def needed_by_autograd(group: StorageGroup) -> bool:
+    """Does a graph hold a member, for a backward to the inputs? Then that would meet a placeholder.
+
+    Python counts as one holder of a tensor, and each view of it in the group as another.
+    """
+    members = [tensor for _, tensor in group.tensors()]
+    return any(
+        tensor._use_count() > 1 + sum(other._base is tensor for other in members)  # type: ignore[attr-defined]
+        for tensor in members
+    )
 
 
 def _immovable(member: Member) -> str:

@@ -177,6 +177,34 @@ def test_weights_that_autograd_needs_are_refused(fake_device: FakeDevice, rows: 
     assert parking.park().decision.verdict == "park"
 
 
+class Scale(nn.Module):
+    """Autograd holds its weight itself, and no view of it as for a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4), requires_grad=False)
+        self.register_buffer("first", self.weight[:1])  # a view of its own does not count
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * self.weight
+
+
+def test_a_frozen_weight_stays_while_a_backward_to_the_inputs_may_need_it(fake_device: FakeDevice) -> None:
+    component = nn.Sequential(Scale(), nn.Linear(4, 4, bias=False), nn.PReLU()).requires_grad_(False)
+    component.to(fake_device.device)
+    component[0].first = component[0].weight[:1]
+    parking = Parking(component, "component", ALWAYS)
+    leaf = torch.ones(2, 4, device=fake_device.device, requires_grad=True)
+    (expected,) = torch.autograd.grad(component(leaf).sum(), leaf)
+    output = component(leaf).sum()
+    report = parking.park()
+    assert {skipped.name for skipped in report.skipped} >= {"0.weight = 0.first", "1.weight", "2.weight"}
+    assert torch.equal(*torch.autograd.grad(output, leaf), expected)
+    del output
+    parking.park()
+    assert all(is_parked(weight) for weight in component.parameters())
+
+
 CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "nothing": lambda c: None,
     "replaced": lambda c: setattr(c[0], "weight", nn.Parameter(c[0].weight.new_ones(64, 64))),
