@@ -1,4 +1,4 @@
-"""Every snippet of the README is run, as the file of a downstream project that it stands for.
+"""Every snippet of the README, and of the page on the fake device, is run as the file of a project that it stands for.
 
 A collector of our own, because the snippets are test files: sybil and pytest-examples execute a block as a script,
 which would define the tests in it and run none of them.
@@ -15,14 +15,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {"README.md": README, "fakegpu.md": (ROOT / "docs" / "fakegpu.md").read_text(encoding="utf-8")}
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language, text):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+SNIPPETS = {
+    f"{page} {number}": snippet for page, text in PAGES.items() for number, snippet in enumerate(blocks("python", text), 1)
+}
+COMMANDS = [line for block in blocks("bash", README) for line in block.splitlines()]
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox"
 
 
@@ -33,19 +37,25 @@ def run_pytest(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_a_python_snippet_passes_as_a_test_file_of_a_strict_project(tmp_path, number):
+@pytest.mark.parametrize("place", SNIPPETS)
+def test_a_python_snippet_passes_as_a_test_file_of_a_strict_project(tmp_path, place):
     (tmp_path / "pytest.ini").write_text("[pytest]\nstrict = true\nfilterwarnings = error\n")
-    (tmp_path / "test_snippet.py").write_text(blocks("python")[number])
+    (tmp_path / "test_snippet.py").write_text(SNIPPETS[place])
     # All promises are tested over park_core in tests/contract; here the question is whether the snippet works.
-    some = ["-k", "c01 or c05 or c20"] if "ParkableContract" in blocks("python")[number] else []
+    some = ["-k", "c01 or c05 or c20"] if "ParkableContract" in SNIPPETS[place] else []
     result = run_pytest("-q", "test_snippet.py", *some, cwd=tmp_path)
     assert result.returncode == pytest.ExitCode.OK, result.stdout + result.stderr
 
 
 def test_no_snippet_is_in_a_language_that_is_not_run():
     assert set(re.findall(r"^```(\S+)$", README, flags=re.MULTILINE)) == {"python", "bash"}
-    assert blocks("python")
+    assert {place.split()[0] for place in SNIPPETS} == set(PAGES)
+
+
+def test_what_is_linked_to_is_there():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("pytest ")])
@@ -59,7 +69,7 @@ def test_a_pytest_command_is_understood(tmp_path, command):
 
 def test_the_two_commands_stand_alone_and_nothing_else_is_to_be_pasted():
     rest = [line for line in COMMANDS if not line.startswith("pytest ")]
-    assert rest == [f"{INSTALL} -e demo", INSTALL, "pip install pytest-parking"]
+    assert rest == [f"{INSTALL} -e demo", INSTALL]
 
 
 @pytest.mark.parametrize("ending", ["tox", "tox -e demo"])
