@@ -30,6 +30,11 @@ __all__ = [
 ]
 
 
+# Uses of a component that are under way in the thread that has its use lock: one inside another, or coroutines in turn.
+# Of all managers together, because a component may be in several pipelines.
+_under_way: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
 @dataclass(slots=True, kw_only=True)
 class ComponentUse:
     """One stage's access to one component.
@@ -169,7 +174,6 @@ class ComponentResidencyManager:
             name: LayerwiseOffloadStrategy() if offload_of(module) else ResidentStrategy()
             for name, module in self.components.items()
         } | dict(strategies or {})
-        self._depth = dict.fromkeys(self.components, 0)
 
     @property
     def reports(self) -> list[ParkReport | RestoreReport]:
@@ -199,7 +203,8 @@ class ComponentResidencyManager:
     ) -> Iterator[nn.Module]:
         """Run a stage with a component: it is ready inside the block, and idle after it, also if the stage fails.
 
-        Another thread's use of the same component waits. A use inside a use of the same component changes nothing.
+        Another thread's use of the same component waits. Of several uses in one thread, one inside another or by turns
+        of coroutines, the first makes it ready, and the last to end makes it idle.
 
         Args:
             name: of the component.
@@ -219,25 +224,27 @@ class ComponentResidencyManager:
         )
         module, strategy = self.components[name], self.strategies[name]
         with use_lock(module):
-            if self._depth[name]:
-                yield module
-                return
-            self._state.uses[name] = use
-            self._depth[name] += 1
+            _under_way[module] = _under_way.get(module, 0) + 1
             try:
-                if target_dtype is not None:
-                    hold_in(module, target_dtype)  # before they come: that takes less memory
-                self._make_room(use)
-                strategy.prepare_for_use(module, use, self._state)
+                if _under_way[module] == 1:
+                    self._state.uses[name] = use
+                    if target_dtype is not None:
+                        hold_in(module, target_dtype)  # before they come: that takes less memory
+                    self._make_room(use)
+                    strategy.prepare_for_use(module, use, self._state)
                 yield module
             except BaseException as failure:
-                self._finish_after(failure, use)
+                if _under_way[module] == 1:
+                    self._finish_after(failure, use)
                 raise
             else:
-                strategy.finish_use(module, use, self._state)
+                if _under_way[module] == 1:
+                    strategy.finish_use(module, use, self._state)
             finally:
-                self._depth[name] -= 1
-        self._prefetch_after(name)
+                _under_way[module] -= 1
+            ended = not _under_way[module]
+        if ended:
+            self._prefetch_after(name)
 
     def finish_request(self) -> None:
         """The request is over: every component that was used becomes what its strategy says, also if one fails."""
@@ -245,6 +252,8 @@ class ComponentResidencyManager:
         for name, use in self._state.uses.items():
             module, preferred = self.components[name], use.preferred
             with use_lock(module):
+                if _under_way.get(module):
+                    continue  # by a coroutine or another manager, which will make it idle
                 try:
                     self.strategies[name].finish_request(module, use, self._state, preferred=preferred)
                 except Exception as failure:
@@ -290,11 +299,11 @@ class ComponentResidencyManager:
         device = self._state.device
         own = offload_of(self.components[use.component_name])
         need = use.memory_need + (own.parking.parked_bytes(device) if own else 0)
-        for name, module in self.components.items():
+        for module in self.components.values():
             if device_headroom(device, request=need).bytes >= need:
                 return
             offload, lock = offload_of(module), use_lock(module)
-            if offload is None or self._depth[name] or not lock.acquire(blocking=False):  # it is in use
+            if offload is None or _under_way.get(module) or not lock.acquire(blocking=False):  # it is in use
                 continue
             try:
                 offload.release_layers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -247,6 +248,34 @@ def test_a_use_inside_a_use_changes_nothing(fake_device: FakeDevice, denoiser: D
             component(tokens)
         component(tokens)
     assert len(manager.reports) == 2
+
+
+@pytest.mark.parametrize("managers", [1, 2])
+def test_coroutines_use_a_component_by_turns(
+    fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor, managers: int
+) -> None:
+    denoiser.configure_layerwise_offload(ALWAYS)
+    first, *_, last = made = [
+        ComponentResidencyManager({"denoiser": denoiser}, device=fake_device.device) for _ in range(managers)
+    ] * 2
+    expected, seen = denoiser(tokens), []
+
+    async def use(manager: ComponentResidencyManager, begin: int, steps: int) -> None:
+        for _ in range(begin):
+            await asyncio.sleep(0)
+        with manager.use("denoiser") as component:
+            for _ in range(steps):
+                seen.append(torch.equal(component(tokens), expected))
+                await asyncio.sleep(0)
+        manager.finish_request()
+
+    async def both() -> None:
+        await asyncio.gather(use(first, 0, 3), use(last, 1, 5))
+
+    asyncio.run(both())
+    assert seen == [True] * 8
+    assert is_parked(denoiser.norm.weight)
+    assert sum(isinstance(report, RestoreReport) for manager in {*made} for report in manager.reports) == 1
 
 
 def test_another_thread_waits_for_the_end_of_a_use(fake_device: FakeDevice, denoiser: Denoiser, tokens: Tensor) -> None:
