@@ -265,7 +265,7 @@ class Parking:
     def _keep_or_drop(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> None:
         """Keep host copies of resident groups that can save the next transfer; nobody else may hold their memory."""
         keep = config_parks(self.config) and self.config.keep_host_copies
-        unknown = {g: s for g, s in storages.items() if g.host and not g.host.fingerprint}
+        unknown = {g: s for g, s in storages.items() if g.host and g.host.kind == "adopted" and not g.host.fingerprint}
         current = self._fingerprints(unknown) if keep else {}
         for group in storages:
             host = group.host

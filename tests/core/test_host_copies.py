@@ -114,14 +114,6 @@ def test_of_two_sets_of_values_the_one_loaded_last_is_kept(component: Weights, s
     assert_same_bits(snapshot(component), first)
 
 
-def test_reading_a_parked_weight_costs_no_transfer_later(fake_device: FakeDevice, component: Weights) -> None:
-    parking = Parking(component, "component", ALWAYS)
-    parking.park()
-    snapshot(component)
-    parking.restore()
-    assert moved(fake_device, parking.park) == 0
-
-
 def test_a_snapshot_taken_while_parked_is_not_the_weight_afterwards(component: Weights) -> None:
     parking = Parking(component, "component", ALWAYS)
     parking.park()
