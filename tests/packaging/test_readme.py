@@ -24,7 +24,9 @@ def blocks(language, text):
 
 
 SNIPPETS = {
-    f"{page} {number}": snippet for page, text in PAGES.items() for number, snippet in enumerate(blocks("python", text), 1)
+    f"{page} {number}": snippet
+    for page, text in PAGES.items()
+    for number, snippet in enumerate(blocks("python", text), 1)
 }
 COMMANDS = [line for block in blocks("bash", README) for line in block.splitlines()]
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox"

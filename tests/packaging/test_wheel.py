@@ -48,7 +48,8 @@ def test_the_wheel_has_nothing_else_but_its_metadata(files):
 
 def test_the_sdist_has_all_that_the_tests_need(tmp_path):
     """They can then be run from it. Its files are those of the checkout, and none that only a run has made."""
-    files = {name.split("/", 1)[1] for name in tarfile.open(built("sdist", tmp_path)).getnames()}
+    with tarfile.open(built("sdist", tmp_path)) as sdist:
+        files = {name.split("/", 1)[1] for name in sdist.getnames()}
     folders = ("park_core", "pytest_park", "tests", "examples", "patients", "docs", ".ci")
     there = {path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
     top = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "conftest.py", "pyproject.toml", "tox.ini"}
