@@ -49,9 +49,6 @@ have stand-ins in `patients/stand_ins`, because they import sglang's whole runti
 `runtime.distributed` and `runtime.server_args`. The platform is a subclass of sglang's `Platform` for the fake device.
 """
 _ONE_DEVICE = {"c26_the_headroom_is": "a process of sglang has one device, and it is the current one"}
-_IN_PLACE = """\
-assigning `.data` across devices, as this does, loses the gradient of a pending backward on the fake device (README,
-Limitations), and on CUDA it may not"""
 
 PATIENTS = {
     patient.name: patient
@@ -90,7 +87,6 @@ the rest is one group, which the forward of the component brings and takes away.
 `onload_()` of that group. After each forward it is brought back, so that there is something to park: in diffusers
 itself it is away whenever no forward runs. Wrapper subclasses of torchao are known to it by name; the one here is
 another. Nothing is replaced.""",
-            {"c33_a_pending": _IN_PLACE},
         ),
         Patient(
             "accelerate",
@@ -100,7 +96,6 @@ another. Nothing is replaced.""",
 `cpu_offload_with_hook`: the whole component is moved. Park is `hook.offload()`, restore is what the hook does before a
 forward, `hook.hook.pre_forward(module)`. There are no placeholders: a parked weight is on the host as it is, and a
 forward of the component brings it back. Nothing is replaced.""",
-            {"c33_a_pending": _IN_PLACE},
         ),
     )
 }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .examine import examine
-from .table import table
+from .table import diagnoses, table
 from .verdict import Verdict
 
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(verdicts))
     findings = [verdict.finding for verdict in verdicts if verdict.finding is not None]
     if findings and not options.brief:
-        print("", *(f"{finding}\n" for finding in findings), sep="\n")
+        print(f"\n{diagnoses(findings)}\n")
     counts = Counter(verdict.outcome for verdict in verdicts)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     return 1 if findings else 0

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .device import Device
-from .parkable import Parkable
+from .parkable import Parkable, Report
 from .snapshot import Snapshot, TensorRecord, bits_of, inner_tensors, tensors_of
 from .verdict import Broken, NotApplicable, Untestable, bytes_text, error_text
 
@@ -119,6 +119,10 @@ class Case:
     def snapshot(self) -> Snapshot:
         return Snapshot(self.module, self.streamed)
 
+    def changes(self) -> list[str]:
+        """How values differ from those at the start, one line each."""
+        return self.before.differences(self.snapshot(), ("values",))
+
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     def note(self, what: str) -> None:
@@ -149,12 +153,9 @@ class Case:
             raise Broken(expected="park() returns", seen=error_text(error)) from error
         if first and self.device.bytes >= before and self.device.settled_bytes() >= before:
             raise Untestable(
-                f"park() freed nothing: device bytes were {before:,} before and are {self.device.bytes:,} after, "
-                f"with a "
-                f"headroom of {bytes_text(self.device.headroom)} for {bytes_text(self.bytes)} of weights. Does it "
-                f"park only "
-                f"in a "
-                "mode that is off, or is the headroom that it sees not that of this device?"
+                f"park() freed nothing: device bytes were {before:,} before and are {self.device.bytes:,} after, with "
+                f"a headroom of {bytes_text(self.device.headroom)} for {bytes_text(self.bytes)} of weights. Does it "
+                "park only in a mode that is off, or is the headroom that it sees not that of this device?"
             )
         return result
 
@@ -193,6 +194,13 @@ class Case:
     def _do(self, label: str, action: Callable[[], Any]) -> Any:
         self.history.append(label)
         return action()
+
+    def report(self, result: Any) -> Report | None:
+        """What the implementation says of a park that returned *result*; None if it says nothing."""
+        report = self.parkable.report(result)
+        if report is not None and not isinstance(report, Report):
+            raise Broken(expected="Parkable(report=...) gives a Report or None", seen=f"a {type(report).__name__}")
+        return report
 
     # -- expectations -------------------------------------------------------------------------------------------------
 
@@ -262,7 +270,10 @@ class Case:
 
     def _first_outputs(self) -> list[torch.Tensor]:
         parkable = self.parkable
-        positional, named = parkable.inputs()
+        try:
+            positional, named = parkable.inputs()
+        except Exception as error:
+            raise Untestable(f"Parkable(example_inputs=...) cannot be made arguments: {error_text(error)}") from error
         for tensor in flat_tensors((positional, named)):
             if tensor.device != parkable.device:
                 raise Untestable(
@@ -277,9 +288,8 @@ class Case:
         wrong = output_difference(first, second)
         if wrong:
             raise Untestable(
-                f"the forward is random: two calls on the same inputs differ ({wrong}). Call module.eval(), or seed "
-                f"it in "
-                "Parkable(forward=...)"
+                f"the forward is random: two calls on the same inputs differ ({wrong}). Call module.eval(), or seed it "
+                "in Parkable(forward=...)"
             )
         return first
 
@@ -293,6 +303,10 @@ def adopt(like: Parkable, module: nn.Module, inputs: Any, streamed: tuple[str, .
     if like.adopt is None:
         raise NotApplicable("needs another module than yours: declare Parkable(adopt=...)")
     parkable = like.adopt(module, inputs, streamed)
+    if not isinstance(parkable, Parkable):
+        raise Untestable(f"it returned {type(parkable).__name__}, not a Parkable")
+    if fault := parkable.fault():
+        raise Untestable(fault)
     return replace(parkable, fake_device=parkable.fake_device or like.fake_device)
 
 
@@ -341,12 +355,13 @@ def collect_garbage() -> None:
 
 
 def _require_a_component(parkable: Parkable) -> None:
-    tensors = list(parkable.module.parameters())
-    if not tensors:
+    if not any(True for _ in parkable.module.parameters()):
         raise Untestable(f"{type(parkable.module).__name__} has no parameters, so there is nothing to park")
+    empty = [name for name, tensor in tensors_of(parkable.module) if tensor.is_meta]
+    if empty:
+        raise Untestable(f"{empty[0]} is on the meta device and has no values: load the module first")
     if parkable.device.type in ("cpu", "meta"):
         raise Untestable(
             f"all weights of {type(parkable.module).__name__} are on {parkable.device}: move the module to the "
-            f"accelerator "
-            "(park_device.device in a test) before it is parked"
+            "accelerator (park_device.device in a test) before it is parked"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
@@ -120,12 +121,26 @@ def _selected(one: Check, only: tuple[str, ...]) -> bool:
 
 
 def _fresh(factory: ParkableFactory, seen: weakref.WeakSet[nn.Module]) -> Parkable:
-    """A new parkable; one whose module was there before is refused, because the checks before have changed it."""
     set_aside()
-    parkable = factory()
-    if parkable.module in seen:
+    try:
+        given = factory()
+    except (NotApplicable, Untestable):
+        raise
+    except Exception as error:
+        raise Untestable(f"the factory raised {error_text(error)}") from error
+    return usable(given, "the factory", seen)
+
+
+def usable(given: Any, source: str, seen: weakref.WeakSet[nn.Module]) -> Parkable:
+    """What *source* gave, if it is a parkable over a module that is not among those *seen*; `Untestable` otherwise."""
+    if not isinstance(given, Parkable):
+        raise Untestable(f"{source} returned {type(given).__name__}, not a Parkable")
+    if fault := given.fault():
+        raise Untestable(fault)
+    if given.module in seen:
         raise Untestable(
-            "the factory returned the same module again: build a new module at each call, because checks change it"
+            f"{source} returned the same module again: build a new one each time (a fixture with function scope does), "
+            "because checks change it"
         )
-    seen.add(parkable.module)
-    return parkable
+    seen.add(given.module)
+    return given

@@ -70,7 +70,7 @@ def set_aside() -> None:
 
 
 def _storages() -> list[torch.UntypedStorage]:
-    """Every storage that a live Python object refers to, as a storage or as a tensor over it."""
+    """Every storage with memory that a live Python object refers to, as a storage or as a tensor over it."""
     found = []
     with torch._C.DisableTorchFunctionSubclass():
         for thing in gc.get_objects():
@@ -80,4 +80,14 @@ def _storages() -> list[torch.UntypedStorage]:
                 found.append(thing.untyped_storage())
             elif kind is torch.UntypedStorage:
                 found.append(thing)
-    return [storage for storage in found if storage.device.type != "meta" and storage.nbytes()]
+    return [storage for storage in found if storage.nbytes() and _has_memory(storage)]
+
+
+def _has_memory(storage: torch.UntypedStorage) -> bool:
+    if storage.device.type == "meta":
+        return False
+    try:
+        storage.data_ptr()
+    except RuntimeError:  # that of a FakeTensor, which torch.compile keeps for what it has compiled
+        return False
+    return True

@@ -21,12 +21,33 @@ def _weights(name: str, test: Callable[[torch.Tensor], bool], make: Callable[[to
 
 
 def _dtype(dtype: torch.dtype) -> Trait:
+    """Values that no narrower dtype holds, so that a way through one is seen."""
+
     def make(device: torch.device) -> torch.Tensor:
-        values = ramp(6, 5, device=torch.device("cpu")).mul(8)
-        return (values > 3 if dtype is torch.bool else values.to(dtype)).to(device)
+        steps = torch.arange(1, 31, device="cpu").reshape(6, 5)
+        if dtype is torch.bool:
+            values = steps % 3 == 0
+        elif dtype.is_complex:
+            values = steps * (0.3 + 0.7j)
+        elif dtype.is_floating_point:
+            values = steps * 0.3
+        else:
+            values = steps * (torch.iinfo(dtype).max // 31)
+        return values.to(dtype).to(device)
+
+    def found(weight: torch.Tensor) -> bool:
+        return weight.dtype is dtype and (dtype is not torch.float32 or _needs_float32(weight))
 
     name = str(dtype).removeprefix("torch.")
-    return _weights(f"{name} weights", lambda weight: weight.dtype is dtype, make)
+    return _weights(f"{name} weights", found, make)
+
+
+def _needs_float32(weight: torch.Tensor) -> bool:
+    """Whether bfloat16 would not do, as it does for ones and zeros."""
+    if hasattr(type(weight), "__tensor_flatten__"):
+        return False
+    values = weight.detach()
+    return not torch.equal(values, values.bfloat16().float())
 
 
 DTYPES = {
@@ -46,12 +67,20 @@ DTYPES = {
     )
 }
 
+
+def _two_empty_weights(device: torch.device) -> Probe:
+    """Two, because their data has one address."""
+    shapes = {"empty": (0, 3), "other": (2, 0)}
+    odd = {name: torch.empty(shape, device=device) for name, shape in shapes.items()}
+    return Probe(Weights(first=ramp(16, 16, device=device), **odd, last=ramp(16, 16, device=device)), batch(device))
+
+
 SHAPES = {
     trait.name: trait
     for trait in (
         _weights("0-dim weights", lambda w: w.ndim == 0, lambda device: ramp(1, device=device)[0].clone()),
         _weights("one-element weights", lambda w: w.ndim > 0 and w.numel() == 1, lambda device: ramp(1, device=device)),
-        _weights("empty weights", lambda w: w.numel() == 0, lambda device: torch.empty(0, 3, device=device)),
+        Trait("empty weights", any_weight(lambda w: w.numel() == 0), _two_empty_weights),
         _weights(
             "transposed weights",
             lambda w: w.ndim == 2 and not w.is_contiguous() and w.t().is_contiguous(),

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .verdict import Untestable
-
 
 @dataclass(slots=True, kw_only=True)
 class Report:
@@ -27,6 +25,9 @@ def _default_report(result: Any) -> Report | None:
     return Report(bytes_freed=freed, skipped=[(str(left[0]), str(left[1])) for left in getattr(result, "skipped", ())])
 
 
+_VERBS = {"park": "park_non_layer_weights", "restore": "restore_non_layer_weights"}
+
+
 @dataclass(slots=True)
 class Parkable:
     """A module with the calls that park and restore it. Everything but the first two fields has a default.
@@ -39,7 +40,7 @@ class Parkable:
     #: those.
     example_inputs: Any = ()
     #: Parks. Default: the module's ``park_non_layer_weights``.
-    park: Callable[[], Any] = None  # type: ignore[assignment]  # never None after __post_init__, like the next three
+    park: Callable[[], Any] = None  # type: ignore[assignment]  # never None where `fault` is empty, like the next three
     #: Restores. Default: the module's ``restore_non_layer_weights``.
     restore: Callable[[], Any] = None  # type: ignore[assignment]
     #: Names of the module lists whose layers are streamed one by one and never parked. Default: its ``layer_names``.
@@ -83,23 +84,17 @@ class Parkable:
     pinned: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.module, nn.Module):
-            raise Untestable(f"Parkable(module=...) is {type(self.module).__name__}, not a torch.nn.Module")
-        for verb, default in (("park", "park_non_layer_weights"), ("restore", "restore_non_layer_weights")):
+        for verb, default in _VERBS.items():
             if self._unset(verb):
-                method = getattr(self.module, default, None)
-                if method is None:
-                    raise Untestable(
-                        f"{type(self.module).__name__} has no method {default}: pass Parkable({verb}=...) with the "
-                        f"call "
-                        f"that {verb}s it"
-                    )
-                setattr(self, verb, method)
-        if self._unset("streamed"):
-            names = getattr(self.module, "layer_names", ())
-            self.streamed = tuple(names) if isinstance(names, list | tuple) else ()
+                setattr(self, verb, getattr(self.module, default, None))
         if self._unset("update"):
             self.update = getattr(self.module, "update_cpu_weights", None)
+        if not _is_a(nn.Module, self.module):
+            return
+        if self._unset("streamed"):
+            names = getattr(self.module, "layer_names", ())
+            known = dict(self.module.named_modules())
+            self.streamed = tuple(name for name in names if name in known) if isinstance(names, list | tuple) else ()
         if self._unset("device"):
             self.device = device_of(self.module)
         if self._unset("fake_device") and self.device.type not in ("cpu", "meta"):
@@ -108,6 +103,36 @@ class Parkable:
 
     def _unset(self, name: str) -> bool:
         return getattr(self, name) is None
+
+    def fault(self) -> str:
+        """What is wrong with what was given here, for whoever gave it; empty if nothing is.
+
+        It is asked for by the first check and not raised here: a fixture that raises is an error in each of the tests.
+        """
+        kind = type(self.module).__name__
+        if not _is_a(nn.Module, self.module):
+            return f"Parkable(module=...) is {kind}, not a torch.nn.Module"
+        for verb, default in _VERBS.items():
+            call = getattr(self, verb)
+            if call is None:
+                return f"{kind} has no method {default}: pass Parkable({verb}=...) with the call that {verb}s it"
+            if not callable(call):
+                return f"Parkable({verb}=...) is {type(call).__name__}, which cannot be called"
+        given = self.example_inputs
+        if not (isinstance(given, torch.Tensor | Mapping | list | tuple) or callable(given)):
+            return (
+                f"Parkable(example_inputs=...) is {type(given).__name__}: give a tensor, a tuple of positional "
+                "arguments, a mapping of named ones, or a callable that returns those"
+            )
+        known = dict(self.module.named_modules())
+        for name in self.streamed:
+            if name not in known:
+                return f"Parkable(streamed=...) names {name}, and {kind} has no submodule of that name"
+        if self.significance is not None and not 0 < self.significance <= 1:
+            return f"Parkable(significance={self.significance}): it is a share of the headroom, above 0 and at most 1"
+        if not _is_a(Mapping, self.ends):
+            return f"Parkable(ends=...) is {type(self.ends).__name__}, not a mapping of names to calls"
+        return ""
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the forward, as (positional, named)."""
@@ -124,6 +149,11 @@ class Parkable:
         if self.forward is not None:
             return self.forward(self.module, *positional, **named)
         return self.module(*positional, **named)
+
+
+def _is_a(kind: type, given: object) -> bool:
+    """Whether what was given is what the annotation says: not everybody has a type checker."""
+    return isinstance(given, kind)
 
 
 def device_of(module: nn.Module) -> torch.device:

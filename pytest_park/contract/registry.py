@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 CheckFunction = Callable[..., None]
 
-#: Whether a check runs in a process of its own, because an implementation with the fault may crash: ``if possible``
-#: (it is
-#: on the fake device, not on a real one) or ``only``.
+#: Whether a check runs in a process of its own, because an implementation with the fault may crash: ``if possible`` (it
+#: is on the fake device, not on a real one) or ``only``.
 Child = Literal["no", "if possible", "only"]
 
 

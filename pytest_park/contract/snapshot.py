@@ -28,7 +28,7 @@ class TensorRecord:
     offset: int
     storage_bytes: int
     storage: tuple[str, int]
-    identity: weakref.ref[torch.Tensor]
+    identity: weakref.ref[torch.Tensor] | None
     flags: tuple[tuple[str, Any], ...]
     attributes: tuple[str, ...]
 
@@ -44,7 +44,8 @@ class TensorRecord:
             offset=int(tensor.storage_offset()),
             storage_bytes=storage.nbytes(),
             storage=(str(tensor.device), storage.data_ptr()),
-            identity=weakref.ref(tensor),  # an id could be that of a later tensor in the same place
+            # An id could be that of a later tensor in the same place. Of buffers ``module.to`` makes new ones.
+            identity=weakref.ref(tensor) if isinstance(tensor, nn.Parameter) else None,
             flags=(
                 ("requires_grad", tensor.requires_grad),
                 ("is_leaf", tensor.is_leaf),
@@ -135,7 +136,7 @@ def _difference(aspect: str, then: TensorRecord, now: TensorRecord) -> Iterator[
         yield f"stride {list(then.stride)} offset {then.offset} became {list(now.stride)} offset {now.offset}"
     elif aspect == "storage" and now.storage_bytes > then.storage_bytes:
         yield f"storage grew from {then.storage_bytes:,} to {now.storage_bytes:,} bytes"
-    elif aspect == "identity" and then.identity() is not now.identity():
+    elif aspect == "identity" and then.identity and (not now.identity or then.identity() is not now.identity()):
         yield "is another object"
     elif aspect == "flags":
         for (flag, was), (_, is_) in zip(then.flags, now.flags, strict=True):

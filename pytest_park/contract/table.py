@@ -1,10 +1,10 @@
-"""The verdicts as a table: one line per check, with its variants counted."""
+"""The verdicts for a person: a table with one line per check, and one diagnosis for each that found something."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from .verdict import Verdict
+from .verdict import Finding, Verdict, shortened
 
 _SIGNS = {"kept": "kept", "broken": "BROKEN", "hangs": "HANGS", "untestable": "UNTESTABLE", "not applicable": "-"}
 
@@ -22,6 +22,22 @@ def table(verdicts: Iterable[Verdict]) -> str:
         if reasons and all(verdict.outcome == "not applicable" for verdict in group):
             lines.append(f"{'':24}{'; '.join(reasons)}")
     return "\n".join(lines)
+
+
+def diagnoses(findings: Iterable[Finding]) -> str:
+    """The first finding of each check in full, with one line under it for what was seen in its other cases."""
+    by_check: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_check.setdefault(finding.check.partition("[")[0], []).append(finding)
+    return "\n\n".join("\n".join([str(first), *_others(first, others)]) for first, *others in by_check.values())
+
+
+def _others(first: Finding, others: Sequence[Finding]) -> Iterator[str]:
+    cases: dict[str, list[str]] = {}
+    for finding in others:
+        cases.setdefault(finding.seen, []).append(finding.check.partition("[")[2].removesuffix("]"))
+    for seen, names in cases.items():
+        yield f"  also in: {shortened(tuple(names), '; ')}. Seen: {'the same' if seen == first.seen else seen}"
 
 
 def _outcome(group: Sequence[Verdict]) -> str:

@@ -10,11 +10,14 @@ import pytest
 from torch import nn
 
 from .checks.testable import expect_adoption
-from .examine import judge
+from .examine import judge, usable
 from .host import set_aside, swift_collector
 from .parkable import Parkable
 from .registry import Check, all_checks, first_check
 from .verdict import NotApplicable, Untestable, Verdict
+
+#: What the fixture gives that no subclass has replaced. To raise there would be an error in each of the tests.
+_NOT_SUPPLIED: Any = object()
 
 
 class ParkableContract:
@@ -30,11 +33,9 @@ class ParkableContract:
     cannot be tested, the others are skipped.
     """
 
-    #: Promises that this implementation is known to break, and why: ``{"c36": "our components share nothing"}``. A
-    #: key is
-    #: the beginning of a test's name after ``test_``. These tests are expected to fail, and fail when they pass:
-    #: then the
-    #: promise is kept, and its line can go.
+    #: Promises that this implementation is known to break, and why: ``{"c36": "our components share nothing"}``. A key
+    #: is the beginning of a test's name after ``test_``. These tests are expected to fail, and fail when they pass:
+    #: then the promise is kept, and its line can go.
     known_broken: ClassVar[Mapping[str, str]] = {}
 
     #: Modules that tests of this class have had, to notice one that comes twice.
@@ -82,14 +83,14 @@ class ParkableContract:
     @pytest.fixture
     def parkable(self) -> Parkable:
         """Supplied by the subclass: a `Parkable` over a new module."""
-        pytest.fail(f"{type(self).__name__} needs a fixture `parkable` that returns a Parkable", pytrace=False)
+        return _NOT_SUPPLIED  # type: ignore[no-any-return]
 
 
 def _test_of(one: Check) -> Callable[..., None]:
     def run(self: ParkableContract, parkable: Parkable, variant: str | None) -> None:
         if self._untestable:
             pytest.skip(f"this parkable cannot be tested: {self._untestable}")
-        verdict = judge(one, variant, lambda: _new(self, parkable))
+        verdict = judge(one, variant, lambda: _given(self, parkable))
         verdict = self._or_untestable(one, verdict, parkable)
         if verdict.outcome == "not applicable":
             pytest.skip(f"not applicable: {verdict.reason}")
@@ -117,15 +118,10 @@ def _test_of(one: Check) -> Callable[..., None]:
     return function
 
 
-def _new(test: ParkableContract, parkable: Parkable) -> Parkable:
-    if not isinstance(parkable, Parkable):
-        raise Untestable(f"the fixture parkable returned {type(parkable).__name__}, not a Parkable")
-    if parkable.module in test._seen:
-        raise Untestable(
-            "the fixture parkable returned the same module twice: give it function scope and build a new module in it"
-        )
-    test._seen.add(parkable.module)
-    return parkable
+def _given(test: ParkableContract, parkable: object) -> Parkable:
+    if parkable is _NOT_SUPPLIED:
+        raise Untestable(f"{type(test).__name__} needs a fixture `parkable` that returns a Parkable")
+    return usable(parkable, "the fixture parkable", test._seen)
 
 
 for _check in all_checks():

@@ -183,6 +183,22 @@ def _has_nested(parkable: Parkable) -> bool:
     return any("." in name for name in names)
 
 
+def _has_bare(parkable: Parkable) -> bool:
+    mine = set(weights_of(parkable))
+    owners = (module for module in parkable.module.modules() if any(True for _ in module.children()))
+    return any(parameter in mine for owner in owners for parameter in owner.parameters(recurse=False))
+
+
+def _with_token(device: torch.device) -> Probe:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x + self.token)
+        return result
+
+    return Probe(Calculation(forward, token=ramp(16, device=device), layer=linear(16, 16, device)), batch(device))
+
+
+BARE = Trait("parameters beside layers in one module", _has_bare, _with_token)
+
 NESTED = Trait("submodules with weights of their own", _has_nested, plain)
 
 

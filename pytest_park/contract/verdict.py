@@ -68,9 +68,9 @@ class Finding:
         if self.module:
             lines.append(f"  module:   {self.module}")
         if self.names:
-            lines.append(f"  names:    {_shortened(self.names, ', ')}")
+            lines.append(f"  names:    {shortened(self.names, ', ')}")
         if self.history:
-            lines.append(f"  history:  {_shortened(self.history, ' -> ', most=12)}")
+            lines.append(f"  history:  {shortened(self.history, ' -> ', most=12)}")
         if self.cause:
             lines.append(f"  usual cause: {self.cause}")
         if self.reports:
@@ -110,7 +110,8 @@ def error_text(error: BaseException) -> str:
     return text + place
 
 
-def _shortened(words: tuple[str, ...], separator: str, most: int = 8) -> str:
+def shortened(words: tuple[str, ...], separator: str, most: int = 8) -> str:
+    """The words in a row; of more than *most* the first ones and the last."""
     if len(words) <= most:
         return separator.join(words)
     return separator.join((*words[: most - 1], f"... ({len(words) - most} more)", words[-1]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from torch import nn
 
-from pytest_park.contract import Parkable, Untestable, check
+from pytest_park.contract import Parkable, check
 from pytest_park.contract.__main__ import main
 from pytest_park.fakegpu import FakeDevice
 
@@ -72,8 +73,7 @@ def test_the_class(make: Callable[[FakeDevice], Parkable], says: str, pytester: 
     pytester.makepyfile(SUITE.format(factory=make.__name__))
     result = pytester.runpytest("-k", "c00 or c01", "-rs")
     result.assert_outcomes(failed=1, skipped=20)
-    assert f"  seen:     {says}" in result.stdout.str()
-    assert f"this parkable cannot be tested: {says}" in result.stdout.str()
+    result.stdout.re_match_lines([rf"  seen: .*{re.escape(says)}", rf"SKIPPED .*cannot be tested: .*{re.escape(says)}"])
 
 
 @pytest.mark.parametrize("make", [bad.parks_nothing, bad.restore_raises, bad.adopts_badly])
@@ -98,16 +98,23 @@ def test_a_fixture_that_builds_one_module_for_the_class(pytester: pytest.Pyteste
     pytester.makepyfile(TWICE)
     result = pytester.runpytest("-k", "c00 or c01", "-W", "ignore")
     result.assert_outcomes(passed=1, failed=1, skipped=19)
-    result.stdout.fnmatch_lines(
-        ["*returned the same module twice: give it function scope and build a new module in it"]
+    result.stdout.fnmatch_lines(["*the fixture parkable returned the same module again: build a new one each time*"])
+
+
+def test_a_factory_that_raises_is_asked_once() -> None:
+    def factory() -> Parkable:
+        raise FileNotFoundError("no weights.safetensors")
+
+    (finding,) = check(factory)
+    assert finding.outcome == "untestable"
+    assert finding.seen.startswith(
+        "the factory raised FileNotFoundError: no weights.safetensors (test_bad_parkables.py:"
     )
 
 
-def test_a_module_without_the_verbs() -> None:
-    with pytest.raises(Untestable, match="Linear has no method park_non_layer_weights"):
-        Parkable(nn.Linear(2, 2))
+def test_a_report_that_is_none(fake_device: FakeDevice) -> None:
+    def make() -> Parkable:
+        return replace(bad.healthy(fake_device), report=lambda result: {"freed": 3})  # type: ignore[arg-type, return-value]
 
-
-def test_something_that_is_no_module() -> None:
-    with pytest.raises(Untestable, match="is dict, not a torch.nn.Module"):
-        Parkable({})  # type: ignore[arg-type]
+    seen = {finding.seen for finding in check(make, only=["c08_the_reported", "c29_the_report_names_what"])}
+    assert seen == {"a dict"}

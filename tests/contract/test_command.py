@@ -59,6 +59,16 @@ def test_a_broken_promise_has_a_line_and_a_diagnosis(capsys: pytest.CaptureFixtu
     assert text.splitlines()[-1] == "7 kept, 6 broken"
 
 
+def test_cases_of_one_check_have_one_diagnosis(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("sick", "--only", "c05") == 1
+    text = capsys.readouterr().out
+    assert text.count("C5 is broken") == text.count("usual cause") == 1
+    assert (
+        "  also in: 2 parks, ten times the weights; 2 parks, huge headroom; 3 parks, ten times the placeholders; "
+        "3 parks, ten times the weights; 3 parks, huge headroom. Seen: the same\n"
+    ) in text
+
+
 def test_brief_leaves_the_diagnoses_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("sick", "--only", "c05", "--brief") == 1
     assert "usual cause" not in capsys.readouterr().out

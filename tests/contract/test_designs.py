@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from pytest_park.contract.registry import all_checks
 from pytest_park.contract.traits import SHARING, SUBCLASS
 from pytest_park.contract.verdict import error_text
 from pytest_park.fakegpu import FakeDevice
+
+from .sick.patient import component
+
+WHILE = "backward while parked"
 
 
 def verdict(check_id: str, variant: str | None, parkable: Parkable) -> Verdict:
@@ -55,8 +60,47 @@ def moved_by_a_hook(device: FakeDevice, module: nn.Module | None = None) -> Park
     return Parkable(module, batch(device.device), park=lambda: module.to("cpu"), restore=restore, fake_device=device)
 
 
+def moved_as_a_whole(
+    device: FakeDevice, module: nn.Module | None = None, inputs: Any = None, streamed: Sequence[str] = ()
+) -> Parkable:
+    """Parked and restored by ``module.to``, which takes the buffers along and makes new tensors for them."""
+    module = module or component(device.device)[0].requires_grad_()
+    inputs = batch(device.device) if inputs is None else inputs
+
+    def restore() -> None:
+        module.to(device.device)
+
+    def adopt(other: nn.Module, arguments: Any, layers: Sequence[str]) -> Parkable:
+        return moved_as_a_whole(device, other, arguments, layers)
+
+    return Parkable(module, inputs, park=lambda: module.to("cpu"), restore=restore, streamed=streamed, adopt=adopt)
+
+
+@pytest.mark.parametrize(
+    ("check", "case"), [("c03_", "the module as it is"), ("c32_", None), ("c20_a_parked_module", "LayerNorm")]
+)
+def test_what_goes_and_comes_back_as_a_whole_is_right(check: str, case: str | None, fake_device: FakeDevice) -> None:
+    found = verdict(check, case, moved_as_a_whole(fake_device))
+    assert found.outcome == "kept", found.reason
+
+
+def test_an_error_of_torch_that_does_not_name_the_state_is_told_once(fake_device: FakeDevice) -> None:
+    found = verdict("c20_a_parked_module", "the module as it is", moved_as_a_whole(fake_device))
+    assert found.reason.startswith("RuntimeError: Expected all tensors to be on the same device")
+
+
+@pytest.mark.parametrize(
+    ("check", "case"), [("c19_", "to(cpu)"), ("c33_a_pending", "backward after restore"), ("c33_a_pending", WHILE)]
+)
+def test_what_real_weights_on_the_host_cannot_show(check: str, case: str, fake_device: FakeDevice) -> None:
+    found = verdict(check, case, moved_as_a_whole(fake_device))
+    assert found.outcome == "not applicable"
+    assert found.reason.startswith("parked weights are tensors of the host")
+
+
 def test_a_placeholder_that_is_kept_is_no_growth(fake_device: FakeDevice) -> None:
-    assert verdict("c03_", "the module as it is", one_element_that_is_nan(fake_device)).outcome == "kept"
+    found = verdict("c03_", "the module as it is", one_element_that_is_nan(fake_device))
+    assert found.outcome == "kept", found.reason
 
 
 def test_a_checksum_of_a_placeholder_that_is_no_number_is_not_the_truth(fake_device: FakeDevice) -> None:

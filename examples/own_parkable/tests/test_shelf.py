@@ -39,10 +39,8 @@ def on_a_shelf(module: nn.Module, inputs: Any, streamed: Sequence[str] = ()) -> 
 class TestShelf(ParkableContract):
     known_broken: ClassVar[dict[str, str]] = {
         "c04_what_shared_a_storage_still_shares_it[buffers": "no buffer of ours lies over a weight",
-        "c19_a_conversion_while_parked_is_honoured[to(cpu)]": "a weight on the shelf is on the host already",
         "c26_the_process_cap": "we never set one",
         "c26_pieces": "the card is empty when we start, so there are no holes",
-        "c33_a_pending_backward": "the voice is for inference only",
         "c36_": "our components share no weights",
     }
 

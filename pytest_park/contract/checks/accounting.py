@@ -9,7 +9,7 @@ from ..case import Case
 from ..host import HostLedger
 from ..probes import ramp
 from ..registry import promise
-from ..traits import BUFFERS, NESTED, SUBCLASS
+from ..traits import BARE, BUFFERS, NESTED, SUBCLASS
 from ..verdict import Broken, NotApplicable, bytes_text
 
 #: Sets something up and gives back what must stay alive, and the names that a report must list.
@@ -75,6 +75,28 @@ def check_the_report_names_what_was_left(case: Case, setup: Setup) -> None:
 
 @promise(
     29,
+    "every non-layer weight is parked or named as skipped, also parameters that are in no layer",
+    cause="""weights are collected layer by layer, or by the classes of layers; what a model has beside them (register
+        tokens, scales) is no part of that""",
+    reports=("Comfy-Org/ComfyUI/pull/15268",),
+    on=BARE,
+)
+def check_every_weight_is_parked_or_named(case: Case) -> None:
+    weights = [name for name in case.weights() if name in case.before.records and case.before.records[name].bits]
+    report = case.report(case.park())
+    named = [name for name, _ in report.skipped] if report is not None else []
+    parked = case.parked_weights()
+    left = [name for name in weights if name not in parked and not any(name in other for other in named)]
+    if left:
+        raise Broken(
+            expected="every non-layer weight parked, or named as skipped",
+            seen=f"{', '.join(left)} on the device as before; skipped: {', '.join(named) or 'nothing'}",
+            names=left,
+        )
+
+
+@promise(
+    29,
     "the report names the buffers that stay on the device",
     cause="buffers are forgotten, because they are not parameters",
     reports=("vllm-project/vllm/pull/16889", "huggingface/diffusers/pull/13238"),
@@ -102,7 +124,7 @@ def _expect_true_report(case: Case, names: Iterable[str]) -> None:
     on_device = dict(case.module.named_buffers())
     storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in on_device.items()}
     before = case.device.settled_bytes()
-    report = case.parkable.report(case.park())
+    report = case.report(case.park())
     if report is None:
         raise NotApplicable("park() returns no report with bytes_freed; declare Parkable(report=...) if there is one")
     freed = before - case.device.settled_bytes()

@@ -222,27 +222,22 @@ def check_a_stated_need_is_met(case: Case) -> None:
     case.attempt("restore", parkable.restore)
 
 
-LOADS = {"just above the threshold": 9.5, "just below it": 10.5, "scarce": 3.0}
-
-
 @promise(
     28,
     "two equal neighbours do not flip each other's state under constant load",
     cause="each one's decision depends on whether the other is parked just now, and the second end of use undoes the "
     "first",
     reports=("sgl-project/sglang/issues/38166",),
-    variants=LOADS,
 )
-def check_equal_neighbours_do_not_oscillate(case: Case, load: float) -> None:
+def check_equal_neighbours_do_not_oscillate(case: Case) -> None:
     device = case.device.device
     probes = [plain(device), plain(device)]
     pair = [case.adopt(probe.module, probe.inputs) for probe in probes]
     size = sum(weight.untyped_storage().nbytes() for weight in probes[0].module.parameters())
     share = case.parkable.significance or 0.1
-    case.device.set_headroom(round(size / share * load / 10))
-    case.history.append(
-        f"headroom {bytes_text(round(size / share * load / 10))} with two components of {size:,} resident"
-    )
+    headroom = round(0.95 * size / share)  # with one of them parked it is more than the threshold, and so they may flip
+    case.device.set_headroom(headroom)
+    case.history.append(f"headroom {bytes_text(headroom)} with two components of {size:,} resident")
     case.history.append("five requests: each component is restored and parked, and parked again at the end")
     repeats = [_request(case, pair) for _ in range(5)]
     for parkable in pair:

@@ -164,7 +164,7 @@ def check_the_counted_bytes_are_true_in_every_state(case: Case) -> None:
 def check_the_reported_bytes_are_true_in_every_state(case: Case) -> None:
     for state in ("the first park", "a second park", "a park after a cycle"):
         before = case.device.bytes
-        report = case.parkable.report(case.park())
+        report = case.report(case.park())
         if report is None:
             raise NotApplicable(
                 "park() returns no report with bytes_freed; declare Parkable(report=...) if there is one"

@@ -157,7 +157,7 @@ def check_a_wrapper_subclass_is_parked_or_named(case: Case, kind: object) -> Non
     before = case.device.settled_bytes()
     result = case.park(must_free=False)
     freed = before - case.device.settled_bytes()
-    report = case.parkable.report(result)
+    report = case.report(result)
     skipped = [name for name, _ in report.skipped] if report else []
     unnamed = [name for name in wrappers if not any(name in other for other in skipped)]
     wanted = others + sum(sizes[name] for name in unnamed)

@@ -15,6 +15,12 @@ from ..verdict import NotApplicable, Untestable, error_text
     cause="",
 )
 def check_the_parkable_can_be_tested(case: Case) -> None:
+    buffers = dict(case.module.named_buffers())
+    if changed := buffers.keys() & {line.split(":")[0] for line in case.changes()}:
+        raise Untestable(
+            f"the forward changes {', '.join(sorted(changed))}, so that nobody can tell what parking changes: call "
+            "module.eval()"
+        )
     case.park()
     case.restore()
     if case.parkable.adopt is not None:

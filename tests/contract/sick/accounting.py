@@ -31,6 +31,17 @@ class IsSilentAboutWhatIsHeld(Healthy):
         return Report(bytes_freed=super().measured(groups, sizes, held, []).bytes_freed, skipped=skipped)
 
 
+@sick("c29_every")
+class WalksTheLayers(Healthy):
+    """Collects the weights of layers; parameters beside layers in a module stay, and nobody says so."""
+
+    def plan(self) -> tuple[list[Group], list[Left]]:
+        groups, skipped = super().plan()
+        owners = (module for module in self.module.modules() if any(True for _ in module.children()))
+        bare = {parameter for owner in owners for parameter in owner.parameters(recurse=False)}
+        return [group for group in groups if not any(parameter in bare for _, parameter in group)], skipped
+
+
 @sick("c29_the_report_names_the_buffers")
 class ForgetsBuffers(Healthy):
     """Does not say that buffers stay."""

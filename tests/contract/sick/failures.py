@@ -97,6 +97,18 @@ class DropsBeforeItAsks(Healthy):
         return answer
 
 
+@sick("c23_")
+class BeginsBeforeItAsks(Healthy):
+    """Takes away the first weights while the driver thinks, and leaves it at that when there is no answer."""
+
+    def worth_it(self, size: int, need: int | None) -> bool:
+        try:
+            return super().worth_it(size, need)
+        except RuntimeError:
+            self.move_out(self.plan()[0][:1])
+            raise
+
+
 @sick("c24_", follows=["c30_", "c38_"])
 class StagesEverythingOnTheDevice(Healthy):
     """Restores through one buffer on the device that holds everything once more."""

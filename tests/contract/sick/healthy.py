@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -273,7 +274,7 @@ class Healthy:
         for name, module in self.module.named_modules():
             module.__dict__["_apply"] = _refuse_conversion
             if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
-                self.hooks.append(module.register_forward_pre_hook(_refuse_forward(name), prepend=True))
+                self.hooks.append(module.register_forward_pre_hook(partial(_refuse_forward, name), prepend=True))
 
     def unguard(self) -> None:
         for hook in self.hooks:
@@ -340,9 +341,6 @@ def _refuse_conversion(*args: Any, **kwargs: Any) -> None:
     raise ParkedError("a parked module cannot be moved or converted: call restore() first")
 
 
-def _refuse_forward(name: str) -> Callable[..., None]:
-    def refuse(module: nn.Module, *args: Any) -> None:
-        if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
-            raise ParkedError(f"weights of {name or 'the component'} are parked on the host: call restore() first")
-
-    return refuse
+def _refuse_forward(name: str, module: nn.Module, *args: Any) -> None:
+    if any(parameter in PARKED for parameter in module.parameters(recurse=False)):
+        raise ParkedError(f"weights of {name or 'the component'} are parked on the host: call restore() first")

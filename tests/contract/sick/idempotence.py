@@ -41,6 +41,26 @@ class RestoresAtTheSecondPark(Healthy):
         return super().park(need)
 
 
+@sick("c05_", follows=["c07_", "c23_", "c25_"])
+class BelievesItParked(Healthy):
+    """Writes down that it has parked, then finds that there is room; what it restores is a copy that it never made."""
+
+    believes = False
+
+    def park(self, need: int | None = None) -> Report:
+        with self.lock:
+            self.believes = not self.closed
+            return super().park(need)
+
+    def restore(self) -> None:
+        with self.lock:
+            if self.believes and not self.parked():
+                for parameter in self.module.parameters():
+                    parameter.data.zero_()
+            self.believes = False
+            super().restore()
+
+
 @sick("c05_", follows=["c10_"])
 class AllocatesAtTheSecondPark(Healthy):
     """Makes its placeholders anew at every park."""

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from .bank import sick
-from .healthy import Healthy, flat_bytes, view_like
+from .healthy import HasPlaceholders, Healthy, flat_bytes, view_like
 from .parked import PARKED
+from .readers import Permeable
 
 
 @sick("c32_", follows=["c33_a_pending_backward", "c37_"])
@@ -32,7 +33,7 @@ class DropsAttributes(Healthy):
         parameter.__dict__.clear()
 
 
-@sick("c32_", follows=["c33_a_pending_backward", "c34_"])
+@sick("c32_", follows=["c01_a_compiled", "c33_a_pending_backward", "c34_"])
 class ForgetsRequiresGrad(Healthy):
     """Brings parameters back frozen."""
 
@@ -60,6 +61,16 @@ class RestoresInPlace(Healthy):
         if parameter.requires_grad and not parameter.is_inference():
             with torch.no_grad():
                 parameter.mul_(1)
+
+
+@sick("c33_a_pending_backward", follows=["c38_"])
+class HasPlaceholdersOfTheSameShape(HasPlaceholders):
+    """Its placeholders have the shape of the weight over one zero, and a pending backward takes them for the weight."""
+
+    disguise_as = Permeable
+
+    def placeholder(self, parameter: nn.Parameter) -> torch.Tensor:
+        return self.placeholder_of_one(parameter).expand(1, *parameter.shape)[0]
 
 
 @sick("c34_")

@@ -60,6 +60,32 @@ class CopiesPlaceholders(Healthy):
     disguise_as = _CopiesPlaceholders
 
 
+class _PicklesPlaceholders(Parked):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return nn.Parameter, (torch.empty(0),)
+
+
+@sick("c18_")
+class PicklesPlaceholders(Healthy):
+    """What is saved of a parked module are placeholders."""
+
+    disguise_as = _PicklesPlaceholders
+
+
+@sick("c18_")
+class PicklesItsHostCopies(Healthy):
+    """What is saved of a module are its host copies, and after a restore there are none."""
+
+    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
+        super().__init__(module, *args, **options)
+        for parameter in module.parameters():
+            parameter.__class__ = _pickled_empty(type(parameter))
+
+
+def _pickled_empty(kind: type) -> type:
+    return type(kind.__name__, (kind,), {"__reduce_ex__": _PicklesPlaceholders.__reduce_ex__})
+
+
 @sick("c18_")
 class SharesWithItsCopy(Healthy):
     """A deep copy of the module has the same parameters as the original."""
@@ -91,7 +117,7 @@ class ConvertsBuffersOnly(Healthy):
             module.__dict__["_apply"] = convert
 
 
-class _Permeable(Parked):
+class Permeable(Parked):
     """Lets operations through to the placeholder."""
 
     @classmethod
@@ -107,7 +133,7 @@ class _Permeable(Parked):
 class GuardsTheComponentOnly(Healthy):
     """Refuses the component's own forward; its submodules compute with placeholders."""
 
-    disguise_as = _Permeable
+    disguise_as = Permeable
 
     def guard(self) -> None:
         super().guard()
@@ -123,7 +149,7 @@ class GuardsTheComponentOnly(Healthy):
 class GuardsNothing(HasPlaceholders):
     """Nothing is refused: kernels get placeholders of one element, made before they are needed."""
 
-    disguise_as = _Permeable
+    disguise_as = Permeable
 
     def guard(self) -> None:
         super().guard()

@@ -33,6 +33,45 @@ class TakesFloat8ForBytes(Healthy):
         return copies
 
 
+@sick("c01_every", follows=["c20_a_parked_module"])
+class KeepsHalfTheBits(Healthy):
+    """Halves what its host copies need: they are bfloat16."""
+
+    def copy_out(self, group: Group) -> list[torch.Tensor]:
+        copies = super().copy_out(group)
+        for copy in copies:
+            if copy.dtype is torch.float32:
+                with torch.inference_mode(copy.is_inference()):
+                    whole = flat_bytes(copy.untyped_storage(), copy.device).view(torch.float32)
+                    whole.copy_(whole.bfloat16())
+        return copies
+
+
+@sick("c01_every", follows=["c12_an_update_reaches_parked", "c19_"])
+class ConvertsCounters(Healthy):
+    """Brings everything back as floating point, what a buffer counts too."""
+
+    def restore(self) -> None:
+        was_parked = bool(self.parked())
+        super().restore()
+        for module in self.module.modules() if was_parked else ():
+            for buffer in module.buffers(recurse=False):
+                if not buffer.is_floating_point():
+                    with torch.inference_mode(buffer.is_inference()):
+                        buffer.data = buffer.double()
+
+
+@sick("c01_every")
+class TakesEmptyWeightsForTied(Healthy):
+    """Tells ties by the address of the data, which is zero for everything that is empty."""
+
+    def restore(self) -> None:
+        super().restore()
+        empty = [p for p in self.module.parameters() if not p.numel() and not self.streamer.owns(p)]
+        for parameter in empty:
+            parameter.data = empty[0].data
+
+
 @sick("c01_the_output", follows=["c05_", "c07_", "c20_a_parked_module", "c21_", "c34_", "c38_"])
 class ComesBackInTrainingMode(Healthy):
     """Rebuilds the module's state on restore, and leaves it in training mode."""
@@ -42,6 +81,15 @@ class ComesBackInTrainingMode(Healthy):
         super().restore()
         if was_parked:
             self.module.train()
+
+
+@sick("c01_a_compiled")
+class MakesAClassPerRestore(Healthy):
+    """Brings parameters back in a class that it makes anew each time."""
+
+    def swap_in(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        super().swap_in(parameter, data)
+        parameter.__class__ = type("Parameter", (nn.Parameter,), {})
 
 
 @sick("c02_", follows=["c01_every", "c20_a_parked_module"])
@@ -84,6 +132,20 @@ class CopiesElementByElement(Healthy):
             host = PARKED[parameter]
             if host.numel() * host.element_size() > host.untyped_storage().nbytes():
                 host.dense = host.contiguous()
+
+
+@sick("c03_", "c36_", follows=["c31_the_counted"])
+class KeepsTwoCopies(Healthy):
+    """Stages its host copies, and keeps what it staged them in."""
+
+    def move_out(self, groups: list[Group]) -> None:
+        super().move_out(groups)
+        copies = {PARKED[parameter].untyped_storage()._cdata: PARKED[parameter] for parameter in self.parked()}
+        self.staged = [flat_bytes(copy.untyped_storage(), copy.device).clone() for copy in copies.values()]
+
+    def move_in(self, parked: list[nn.Parameter]) -> None:
+        super().move_in(parked)
+        self.staged = []
 
 
 @sick("c01_every")
