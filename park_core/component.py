@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
 from park_core.guard import refresh_guards
-from park_core.layers import find_layers
+from park_core.layers import check_layer_names
 from park_core.layerwise import LayerwiseOffloadManager
 from park_core.parked_tensor import show
 from park_core.parking import Parking, moving, use_lock
@@ -111,11 +111,12 @@ def configure(
     """Put a component under layerwise offload, or put it there anew with other settings."""
     name = component_name or type(module).__name__
     with use_lock(module), moving:
-        for layers in layer_names:
-            find_layers(module, layers)  # names first: nothing is touched for a typing error
+        check_layer_names(module, layer_names)  # first: nothing is touched for a typing error
         if refusal := survey(module, name).refusal:
             raise ParkError(f"component {name!r} cannot be offloaded: {refusal}")
         where = _device_of(module, name) if device is None else torch.empty(0, device=device).device
+        if where.type == "cpu":
+            raise ParkError(f"component {name!r} is to run on the host: there is no device to offload it from")
         if (old := _offloads.pop(module, None)) is not None:
             for manager in old.managers:
                 manager.release_all()

@@ -23,13 +23,15 @@ __all__ = ["refresh_guards"]
 def refresh_guards(component: nn.Module) -> None:
     """Put the guard on the submodules that need it now, and take it off the others."""
     for module in component.modules():
-        keys = [key for key, hook in module._forward_pre_hooks.items() if hook is _refuse_to_run]
-        needed = _parked_weight(module) is not None
-        if needed and not keys:
+        if _parked_weight(module) is None:
+            _take_off(module)
+        elif _refuse_to_run not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_refuse_to_run, prepend=True)
-        elif keys and not needed:
-            for key in keys:
-                del module._forward_pre_hooks[key]
+
+
+def _take_off(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_pre_hooks.items() if hook is _refuse_to_run]:
+        del module._forward_pre_hooks[key]
 
 
 def _parked_weight(module: nn.Module) -> ParkedTensor | None:
@@ -43,7 +45,10 @@ def _parked_weight(module: nn.Module) -> ParkedTensor | None:
 
 
 def _refuse_to_run(module: nn.Module, _inputs: Any) -> None:
-    if (weight := _parked_weight(module)) is not None:
-        group, view, _ = weight._parked
-        operation = f"{type(module).__name__}.forward"
-        raise WeightsParkedError(group.component, view.name, operation=operation, remedy=remedy(group))
+    weight = _parked_weight(module)
+    if weight is None:  # a copy of a parked module, or no longer part of the component
+        _take_off(module)
+        return
+    group, view, _ = weight._parked
+    operation = f"{type(module).__name__}.forward"
+    raise WeightsParkedError(group.component, view.name, operation=operation, remedy=remedy(group))

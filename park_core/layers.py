@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
+
 from torch import nn
 
 from park_core.config import OffloadConfig, layer_count
 from park_core.errors import LayerNameError
 
-__all__ = ["find_layers", "outermost_lists", "resident_layers"]
+__all__ = ["check_layer_names", "find_layers", "outermost_lists", "resident_layers"]
 
 
 def find_layers(component: nn.Module, name: str) -> list[nn.Module]:
@@ -28,6 +31,17 @@ def find_layers(component: nn.Module, name: str) -> list[nn.Module]:
     raise LayerNameError(
         f"layer name {name!r} {wrong} in {type(component).__name__}; lists of layers there: {known or 'none'}"
     )
+
+
+def check_layer_names(component: nn.Module, names: Sequence[str]) -> None:
+    """Raise ``LayerNameError`` if a name does not lead to layers, or the layers of two names overlap."""
+    for (name, layers), (other, others) in combinations([(name, find_layers(component, name)) for name in names], 2):
+        if _inside(layers) & {*others} or _inside(others) & {*layers}:
+            raise LayerNameError(f"layer names {name!r} and {other!r} lead to the same layers; leave one of them out")
+
+
+def _inside(layers: list[nn.Module]) -> set[nn.Module]:
+    return {module for layer in layers for module in layer.modules()}
 
 
 def outermost_lists(module: nn.Module) -> list[str]:

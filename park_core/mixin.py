@@ -53,8 +53,9 @@ class LayerwiseOffloadableModuleMixin:
             component_name: for reports and errors; default: the name of the class.
 
         Raises:
-            LayerNameError: a name that does not lead to a list of modules. Nothing was changed.
-            ParkError: the module cannot be offloaded (meta parameters, FSDP, gradients). Nothing was changed.
+            LayerNameError: a name that does not lead to a list of modules of its own. Nothing was changed.
+            ParkError: the module cannot be offloaded (meta parameters, FSDP, gradients, the host as device). Nothing was
+                changed.
         """
         names = self.layer_names
         configure(self, names, config=config, device=device, component_name=component_name)  # type: ignore[arg-type]

@@ -33,6 +33,21 @@ def test_a_wrong_layer_name_is_refused_by_name(fake_device: FakeDevice, name: st
     component(torch.arange(3, device=fake_device.device))
 
 
+@pytest.mark.parametrize("names", [("0", "0"), ("0", "0.1"), ("0.1", "1", "0")])
+def test_layers_that_two_names_lead_to_are_refused(fake_device: FakeDevice, names: tuple[str, ...]) -> None:
+    component = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))) for _ in range(2)))
+    with pytest.raises(LayerNameError, match=r"'0(\.1)?' and '0(\.1)?' lead to the same layers"):
+        layerwise_offloadable(component, names, device=fake_device.device)
+    assert fake_device.requested == 0
+
+
+def test_a_component_that_runs_on_the_host_is_refused() -> None:
+    component = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ParkError, match=r"'encoder' is to run on the host"):
+        layerwise_offloadable(component, [], device="cpu", component_name="encoder")
+    assert torch.equal(component(torch.zeros(1, 2)), component[0].bias.view(1, 2))
+
+
 def test_a_meta_parameter_is_refused_by_name(fake_device: FakeDevice) -> None:
     component = Denoiser()
     component.norm.to("meta")

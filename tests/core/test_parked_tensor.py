@@ -253,6 +253,7 @@ def test_a_copy_is_independent(parked: tuple[Denoiser, dict[str, Tensor]], token
     assert not any(is_parked(weight) for weight in twin.parameters())
     assert_same_bits(snapshot(twin), values)
     twin(tokens)
+    assert not twin.norm._forward_pre_hooks  # the guard sees that it has nothing to guard there
     with torch.no_grad():
         twin.norm.weight.zero_()
     component.restore_non_layer_weights()
