@@ -54,8 +54,7 @@ class LayerwiseOffloadableModuleMixin:
 
         Raises:
             LayerNameError: a name that does not lead to a list of modules of its own. Nothing was changed.
-            ParkError: the module cannot be offloaded (meta parameters, FSDP, gradients, the host as device). Nothing was
-                changed.
+            ParkError: it cannot be offloaded (a meta parameter, FSDP, a gradient, no device). Nothing was changed.
         """
         names = self.layer_names
         configure(self, names, config=config, device=device, component_name=component_name)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Pinned host memory for layers: within a budget, and hardly more than the layers have.
 
 torch's pool of pinned memory rounds each request up to a power of two (pytorch issue 95823): a weight of 135 MiB would
-take 256 MiB. So the weights are cut out of arenas whose size is a power of two in the first place.
+take 256 MiB. So the weights are cut out of arenas whose size is a power of two in the first place. The blocks of Wan 14B
+take 1.9% more than they have, those of Flux 1.6%, of T5-XXL nothing; a lone weight, or a few of one size, may take more.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class PinBudget:
 def pin(groups: Iterable[StorageGroup], budget: PinBudget, component: str) -> None:
     """Move host copies to pinned memory, large ones first, as far as the budget reaches. The others stay pageable."""
     waiting = sorted((g for g in groups if g.host is not None and g.host.kind != "pinned"), key=lambda g: -g.nbytes)
-    pageable: list[StorageGroup] = []
+    pageable = 0
     while waiting:
-        size = _arena_size(waiting, budget.left)
-        if size < waiting[0].nbytes:
-            pageable.append(waiting.pop(0))
+        size, first = _arena(waiting, budget.left)
+        if not first:
+            pageable += waiting.pop(0).nbytes
             continue
         try:
             arena = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -54,42 +55,37 @@ def pin(groups: Iterable[StorageGroup], budget: PinBudget, component: str) -> No
             logger.warning("%s: the system pins no %s: %s", component, format_size(size), failure)
             break
         budget.left -= size
-        waiting = _fill(arena, waiting)
-    if pageable or waiting:
-        missing = sum(group.nbytes for group in pageable + waiting)
+        _fill(arena, first)
+        waiting = [group for group in waiting if group not in first]
+    if pageable := pageable + sum(group.nbytes for group in waiting):
         logger.warning(
-            "%s: %s of layers stay in pageable memory, the others are pinned", component, format_size(missing)
+            "%s: %s of layers stay in pageable memory, the others are pinned", component, format_size(pageable)
         )
 
 
-def _arena_size(waiting: list[StorageGroup], left: int) -> int:
-    """The largest power of two that the groups can fill, or that holds the first of them; nothing above the budget."""
-    total = sum(_aligned(group.nbytes) for group in waiting)
-    largest = 1 << (waiting[0].nbytes - 1).bit_length()
-    size = max(largest, min(_floor(total), _LARGEST_ARENA))
-    return min(size, _floor(left))
+def _arena(waiting: list[StorageGroup], left: int) -> tuple[int, dict[StorageGroup, int]]:
+    """The size of the arena that is filled best, and where in it the groups are that fill it."""
+    best: tuple[int, dict[StorageGroup, int]] = (1, {})
+    size = 1 << (waiting[0].nbytes - 1).bit_length()
+    while size <= left:
+        places, end = {}, 0
+        for group in waiting:
+            if end + group.nbytes <= size:
+                places[group] = end
+                end += -(-group.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if sum(group.nbytes for group in places) / size >= sum(group.nbytes for group in best[1]) / best[0]:
+            best = size, places
+        if len(places) == len(waiting) or size >= _LARGEST_ARENA:
+            break
+        size *= 2
+    return best
 
 
-def _fill(arena: torch.Tensor, waiting: list[StorageGroup]) -> list[StorageGroup]:
-    """Move host copies into the arena, the first ones that fit. Returns the others."""
-    rest, offset = [], 0
-    for group in waiting:
-        end = offset + group.nbytes
-        if end > arena.numel():
-            rest.append(group)
-            continue
+def _fill(arena: torch.Tensor, places: dict[StorageGroup, int]) -> None:
+    for group, start in places.items():
         assert group.host is not None
-        piece = from_dlpack(arena[offset:end])  # with a storage of its own, which keeps the arena alive
+        piece = from_dlpack(
+            arena[start : start + group.nbytes]
+        )  # with a storage of its own, which keeps the arena alive
         piece.copy_(bytes_of(group.host.storage))
         group.host = HostCopy(piece.untyped_storage(), "pinned")
-        offset = _aligned(end)
-    return rest
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _floor(nbytes: int) -> int:
-    """The largest power of two that is not more."""
-    return 1 << nbytes.bit_length() - 1 if nbytes else 0
