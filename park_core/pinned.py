@@ -1,8 +1,8 @@
 """Pinned host memory for layers: within a budget, and hardly more than the layers have.
 
 torch's pool of pinned memory rounds each request up to a power of two (pytorch issue 95823): a weight of 135 MiB would
-take 256 MiB. So the weights are cut out of arenas whose size is a power of two in the first place. The blocks of Wan 14B
-take 1.9% more than they have, those of Flux 1.6%, of T5-XXL nothing; a lone weight, or a few of one size, may take more.
+take 256 MiB. So the weights are cut out of arenas whose size is a power of two in the first place. The blocks of Wan
+14B take 1.9% more than they have, those of Flux 1.6%, of T5-XXL nothing; a lone weight, or a few of one size, more.
 """
 
 from __future__ import annotations

@@ -387,7 +387,7 @@ def wide(device: FakeDevice, pin_memory: bool | int | str) -> tuple[nn.Module, i
 
 def test_pinned_layers_take_hardly_more_memory_than_they_have_bytes(fake_device: FakeDevice) -> None:
     component, size, rows, expected = wide(fake_device, pin_memory=True)
-    assert size <= pinned_bytes() < 1.1 * size  # each weight alone would be rounded up to twice its bytes
+    assert size <= pinned_bytes() < 1.25 * size  # each weight alone would be rounded up to twice its bytes
     fake_device.clear_transfers()
     torch.testing.assert_close(component(rows).cpu(), expected)
     assert {t.pinned for t in fake_device.transfers if t.kind == "h2d"} == {True}
