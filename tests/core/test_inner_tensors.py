@@ -457,13 +457,30 @@ def test_layers_are_streamed_and_the_rest_is_placed_and_parked(fake_device: Fake
     assert {type(part) for part in parts(stack).values()} == {Tensor, nn.Parameter}
 
 
-def test_a_write_to_a_streamed_layer_reaches_the_host_store(fake_device: FakeDevice) -> None:
+STREAMED_WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "inside": lambda weight, other: weight.scale.mul_(2),
+    "data inside": lambda weight, other: weight.scale.data.mul_(2),
+    "copy_": lambda weight, other: weight.copy_(other),
+    "data.copy_": lambda weight, other: weight.data.copy_(other),
+}
+
+
+@pytest.mark.parametrize("write", STREAMED_WRITES)
+def test_a_write_to_a_streamed_layer_reaches_the_host_store(fake_device: FakeDevice, write: str) -> None:
     stack = Stack("int8")
+    other = copy.deepcopy(stack.layers[0][0].weight).to(fake_device.device)
     stack.configure_layerwise_offload(MEMORY, device=fake_device.device)
     manager = offload_of(stack).managers[0]
+    for _ in range(2):
+        manager.prefetch_layer(1, non_blocking=False)
+        fake_device.clear_transfers()
+        manager.release_all()
+        assert not any(t.kind == "d2h" and t.bytes > 64 for t in fake_device.transfers)  # nothing was written yet
     manager.prefetch_layer(1, non_blocking=False)
-    stack.layers[1][0].weight.scale.mul_(2)
+    before = content(stack)
+    STREAMED_WRITES[write](stack.layers[1][0].weight, other)
     expected = content(stack)
+    assert any(not torch.equal(expected[name], before[name]) for name in before)
     manager.release_all()
     assert_same(stack, expected)
     manager.prefetch_layer(1, non_blocking=False)
