@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_park.options import Leaks, leaks_named, park_options
+from pytest_park.options import Leaks, count_of, leaks_named, memory_of, park_options
 from pytest_park.sizes import parse_size
 
 HELP: Final = (
@@ -45,15 +45,6 @@ def size(mark: str, nodeid: str, value: int | str) -> int:
         raise pytest.UsageError(f"{nodeid}: @pytest.mark.{mark}: {error}") from None
 
 
-def number(mark: str, nodeid: str, value: Any) -> int:
-    """``value`` if it is a number of devices, else a ``pytest.UsageError`` that names the test."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise pytest.UsageError(
-            f"{nodeid}: @pytest.mark.{mark}: count={value!r} is not a number of devices: use 1 or more."
-        )
-    return value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeDeviceWish:
     """The fake devices that a test wants: memory of each in bytes, their number, what memory is that outlives it, and
@@ -71,15 +62,13 @@ def fake_device_wish(item: pytest.Item) -> FakeDeviceWish:
     mark = item.get_closest_marker("fake_device")
     given = {} if mark is None else arguments(mark, item.nodeid, keyword=_FAKE_DEVICE)
     memory, count, leaks, expandable_segments = (given.get(name) for name in _FAKE_DEVICE)
+    source = f"{item.nodeid}: @pytest.mark.fake_device"
     if expandable_segments is not None and not isinstance(expandable_segments, bool):
-        raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.fake_device: expandable_segments={expandable_segments!r} is neither True nor"
-            " False."
-        )
+        raise pytest.UsageError(f"{source}: expandable_segments={expandable_segments!r} is neither True nor False.")
     return FakeDeviceWish(
-        memory=options.fake_memory if memory is None else size("fake_device", item.nodeid, memory),
-        count=options.fake_count if count is None else number("fake_device", item.nodeid, count),
-        leaks=options.fake_leaks if leaks is None else leaks_named(leaks, f"{item.nodeid}: @pytest.mark.fake_device"),
+        memory=options.fake_memory if memory is None else memory_of(memory, source),
+        count=options.fake_count if count is None else count_of(count, source),
+        leaks=options.fake_leaks if leaks is None else leaks_named(leaks, source),
         expandable_segments=expandable_segments,
     )
 

@@ -85,8 +85,8 @@ def load_options(config: pytest.Config) -> ParkOptions:
     real_gpu = bool(config.getoption("park_real_gpu"))
     options = ParkOptions(
         real_gpu=real_gpu,
-        fake_memory=DEFAULT_FAKE_MEMORY if memory is None else _memory(memory, memory_source),
-        fake_count=DEFAULT_FAKE_COUNT if count is None else _count(count, count_source),
+        fake_memory=DEFAULT_FAKE_MEMORY if memory is None else memory_of(memory, memory_source),
+        fake_count=DEFAULT_FAKE_COUNT if count is None else count_of(_number_or_text(count), count_source),
         fake_leaks=DEFAULT_FAKE_LEAKS if leaks is None else leaks_named(leaks, leaks_source),
         stated=real_gpu or memory is not None or count is not None,
     )
@@ -97,6 +97,26 @@ def load_options(config: pytest.Config) -> ParkOptions:
 def park_options(config: pytest.Config) -> ParkOptions:
     """The options of this run."""
     return config.stash[_STASH_KEY]
+
+
+def memory_of(value: int | str, source: str) -> int:
+    """``value`` in bytes if a fake device can have it, else a ``pytest.UsageError`` that names ``source``."""
+    try:
+        memory = parse_size(value)
+    except ValueError as error:
+        raise pytest.UsageError(f"{source}: {error}") from None
+    if memory == 0:
+        raise pytest.UsageError(f"{source}: a device without memory is of no use, give at least {format_bytes(1)}.")
+    return memory
+
+
+def count_of(value: object, source: str) -> int:
+    """``value`` if it is a number of fake devices, else a ``pytest.UsageError`` that names ``source``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_FAKE_COUNT:
+        raise pytest.UsageError(
+            f"{source}: {value!r} is not a number of devices: give a number from 1 to {MAX_FAKE_COUNT}."
+        )
+    return value
 
 
 def leaks_named(value: object, source: str) -> Leaks:
@@ -118,19 +138,5 @@ def _given(config: pytest.Config, name: str) -> tuple[str | None, str]:
     return ini, f"{name} in the ini file"
 
 
-def _memory(text: str, source: str) -> int:
-    try:
-        memory = parse_size(text)
-    except ValueError as error:
-        raise pytest.UsageError(f"{source}: {error}") from None
-    if memory == 0:
-        raise pytest.UsageError(f"{source}: a device without memory is of no use, give at least {format_bytes(1)}.")
-    return memory
-
-
-def _count(text: str, source: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_FAKE_COUNT:
-        raise pytest.UsageError(
-            f"{source}: {text!r} is not a number of devices: give a number from 1 to {MAX_FAKE_COUNT}."
-        )
-    return int(text)
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.strip().isdecimal() else text

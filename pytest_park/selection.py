@@ -31,14 +31,18 @@ class WantedGpu:
     def from_mark(cls, mark: pytest.Mark, nodeid: str) -> WantedGpu:
         """Read a mark; one that makes no sense is a ``pytest.UsageError`` that names the test and what is valid."""
         given = marks.arguments(mark, nodeid, keyword=("vendor", "count", "memory"))
-        vendor, memory = given.get("vendor"), given.get("memory")
+        vendor, count, memory = given.get("vendor"), given.get("count", 1), given.get("memory")
         if vendor is not None and vendor not in VENDORS:
             raise pytest.UsageError(
                 f"{nodeid}: @pytest.mark.real_gpu: vendor={vendor!r} is not known: use one of {', '.join(VENDORS)}."
             )
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise pytest.UsageError(
+                f"{nodeid}: @pytest.mark.real_gpu: count={count!r} is not a number of devices: use 1 or more."
+            )
         return cls(
             vendor=vendor,
-            count=marks.number(mark.name, nodeid, given.get("count", 1)),
+            count=count,
             memory=None if memory is None else marks.size(mark.name, nodeid, memory),
         )
 
