@@ -82,6 +82,8 @@ def _success(run: Run, large: Run) -> str:
     assert run.frames is not None
     freed = sum(stage.parked.bytes_freed for stage in run.stages if stage.parked)
     parked = f"{mib(freed)} of weights were parked" if freed else "nothing was parked"
+    if freed and not sum(stage.parked.bytes_to_host for stage in run.stages if stage.parked):
+        parked += ", and none had to be copied, because the host still had them"
     most = f"{run.hungriest_stage.name} needed most, {mib(run.hungriest_stage.peak)}"
     after = f"{mib(run.live_after)} stay allocated after the request"
     return f"done; {_same_frames(run, large)}{parked}; {most}; {after}."

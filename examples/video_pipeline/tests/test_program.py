@@ -31,6 +31,7 @@ def test_it_tells_the_story_and_draws_it(out: Path, capsys: pytest.CaptureFixtur
     assert "24.0 GiB with parking: done; nothing was parked; decode needed most" in said
     assert "without parking: decode ran out of memory. It wanted" in said
     assert "with parking: done; the frames equal those of the large card bit for bit;" in said
+    assert "of weights were parked, and none had to be copied, because the host still had them" in said
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
