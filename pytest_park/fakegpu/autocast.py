@@ -7,7 +7,9 @@ every torch: they are read from there, so that an operator is cast here exactly 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ def supported_dtypes() -> list[torch.dtype]:
         raise RuntimeError(
             f"torch.autocast('fakegpu') takes its lists from a header of torch that is missing: {_HEADER}"
         )
-    return [torch.float16, torch.bfloat16]
+    return [torch.float16, torch.bfloat16, torch.float32]
 
 
 def _rules() -> dict[str, DTypeFor]:
@@ -73,12 +75,42 @@ def _casting(op: Any, dtype_for: DTypeFor) -> Callable[..., Any]:
             dtype = dtype_for(floating)
             if dtype is not None:
                 eligible = {id(tensor) for tensor in floating if tensor.dtype is not torch.float64}
+                to = _cached_cast if dtype_for is _lower else torch.Tensor.to
                 args, kwargs = tree_map_only(
-                    torch.Tensor, lambda t: t.to(dtype) if id(t) in eligible else t, (args, kwargs)
+                    torch.Tensor, lambda t: to(t, dtype) if id(t) in eligible else t, (args, kwargs)
                 )
             return op(*args, **kwargs)
 
     return cast
+
+
+def _cached_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weights are cast once and the result is kept until autocast ends, of all threads (``autocast_mode.cpp``): that is
+    memory of the device, and one gradient in the lower dtype."""
+    of_a_weight = tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    if not of_a_weight or not torch.is_autocast_cache_enabled():
+        return tensor.to(dtype)
+    with _lock:
+        weight, cast = _casts.get(id(tensor), (None, None))
+        if cast is None or weight is None or weight() is not tensor:
+            cast = tensor.to(dtype)
+            _casts[id(tensor)] = weakref.ref(tensor), cast
+    return cast
+
+
+_casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+_lock = threading.RLock()
+_native_clear: Callable[[], None] = torch.clear_autocast_cache
+
+
+def forget_casts() -> None:
+    """What ``torch.autocast`` calls at its end."""
+    _native_clear()
+    _casts.clear()
+
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    yield torch, "clear_autocast_cache", forget_casts
 
 
 def _lower(tensors: list[torch.Tensor]) -> torch.dtype | None:

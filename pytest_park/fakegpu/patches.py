@@ -13,6 +13,7 @@ from torch.utils._device import _device_constructors
 
 from . import (
     accelerator,
+    autocast,
     backward,
     current_device,
     data_assignment,
@@ -31,6 +32,7 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of every patch."""
     yield from chain(data_assignment.patches(), pinned.patches(), storages.patches(), accelerator.patches())
     yield from dlpack.patches()
+    yield from autocast.patches()
     yield from backward.patches()
     yield from current_device.patches()
     yield from without_data.patches()
@@ -46,6 +48,7 @@ def applied() -> Iterator[None]:
     _forget_dynamo_rules()
     with ExitStack() as undo:
         undo.callback(_forget_dynamo_rules)
+        undo.callback(autocast.forget_casts)
         undo.callback(pinned.forget)
         undo.callback(pinned.kernels()._destroy)
         for owner, name, replacement in _all():

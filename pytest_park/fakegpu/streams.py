@@ -139,9 +139,9 @@ class Event(torch._C.Event):
     def elapsed_time(self, end: Event) -> float:  # type: ignore[override]
         """Milliseconds between the two records, in the host's time."""
         if not self.timed or not end.timed:
-            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.recorded_at is None or end.recorded_at is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         return (end.recorded_at - self.recorded_at) * 1e3
 
 

@@ -130,6 +130,38 @@ def test_it_can_be_turned_off_inside(fake_device: FakeDevice) -> None:
     assert not torch.is_autocast_enabled("fakegpu")
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_weight_is_cast_once_and_kept_to_the_end(fake_device: FakeDevice, grad: bool) -> None:
+    layer = nn.Linear(64, 64, bias=False).to(fake_device.device)
+    given = tensor(1, 64)
+    with torch.set_grad_enabled(grad):
+        before, allocations = fake_device.requested, fake_device.allocations
+        with torch.autocast("fakegpu"):
+            layer(given)
+            assert fake_device.requested == before + 64 * 64 * 2
+            layer(given)
+            assert fake_device.requested == before + 64 * 64 * 2
+            assert fake_device.allocations == allocations + 5  # one weight; input and output, twice
+        assert fake_device.requested == before
+        with torch.autocast("fakegpu", cache_enabled=False):
+            layer(given)
+            assert fake_device.requested == before
+
+
+def test_the_gradients_of_a_weight_add_up_in_the_lower_dtype(fake_device: FakeDevice) -> None:
+    weight = nn.Parameter(tensor(1, 1))
+    with torch.autocast("fakegpu", dtype=torch.bfloat16):
+        (weight @ tensor(1, 1) + weight @ tensor(1, 1).mul(2**-9)).backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 1  # and not 1 + 2**-9, which bfloat16 does not have
+
+
+def test_float32_is_a_lower_dtype_too(fake_device: FakeDevice) -> None:
+    half = tensor(2, 2, dtype=torch.float16)
+    with torch.autocast("fakegpu", dtype=torch.float32):
+        assert (half @ half).dtype is torch.float32
+
+
 def test_the_host_is_not_affected(fake_device: FakeDevice) -> None:
     with torch.autocast("fakegpu", dtype=torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
