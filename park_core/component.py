@@ -17,7 +17,6 @@ from park_core.layerwise import LayerwiseOffloadManager
 from park_core.parked_tensor import show
 from park_core.parking import Parking, moving, use_lock
 from park_core.pinned import PinBudget
-from park_core.report import ParkReport, RestoreReport
 from park_core.survey import Survey, owned_tensors, survey
 from park_core.wrappers import follow_inner_tensors
 
@@ -70,12 +69,6 @@ class OffloadedComponent:
             follow_inner_tensors(wrapper)
         refresh_guards(self.parking.module)
         self.parking.retire()
-
-    def park(self, *, need: int | None = None) -> ParkReport:
-        return self.parking.park(need=need)
-
-    def restore(self) -> RestoreReport:
-        return self.parking.restore()
 
     def prepare_for_next_req(self) -> None:
         """Load the resident layers and start the first streamed ones."""

@@ -91,11 +91,6 @@ class OffloadConfig:
         return replace(self, components={}, **self.components.get(name, {}))
 
 
-def layer_count(setting: int | float, layers: int) -> int:
-    """A count or a fraction as a number of layers: an int is a count, a float a fraction, rounded down."""
-    return min(layers, setting if isinstance(setting, int) else int(setting * layers))
-
-
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")

@@ -7,10 +7,10 @@ from itertools import combinations
 
 from torch import nn
 
-from park_core.config import OffloadConfig, layer_count
+from park_core.config import OffloadConfig
 from park_core.errors import LayerNameError
 
-__all__ = ["check_layer_names", "find_layers", "outermost_lists", "resident_layers"]
+__all__ = ["check_layer_names", "find_layers", "layer_count", "outermost_lists", "resident_layers"]
 
 
 def find_layers(component: nn.Module, name: str) -> list[nn.Module]:
@@ -61,3 +61,8 @@ def resident_layers(config: OffloadConfig, layers: int) -> frozenset[int]:
     if config.residency_policy == "leading":
         return frozenset(range(count))
     return frozenset(index * layers // count for index in range(count))
+
+
+def layer_count(setting: int | float, layers: int) -> int:
+    """A count or a fraction as a number of layers: an int is a count, a float a fraction, rounded down."""
+    return min(layers, setting if isinstance(setting, int) else int(setting * layers))

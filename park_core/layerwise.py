@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from park_core.config import OffloadConfig, layer_count
-from park_core.layers import find_layers, resident_layers
+from park_core.config import OffloadConfig
+from park_core.layers import find_layers, layer_count, resident_layers
 from park_core.loaded import LoadedLayer
 from park_core.parked_tensor import is_parked, show
 from park_core.parking import moving

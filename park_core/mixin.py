@@ -69,11 +69,11 @@ class LayerwiseOffloadableModuleMixin:
         Args:
             need: bytes (or ``"1 GiB"``) that the next stage needs; decides instead of the significance.
         """
-        return _configured(self).park(need=None if need is None else parse_size(need))
+        return _configured(self).parking.park(need=None if need is None else parse_size(need))
 
     def restore_non_layer_weights(self) -> RestoreReport:
         """Bring the parked weights back, bit for bit."""
-        return _configured(self).restore()
+        return _configured(self).parking.restore()
 
     def update_cpu_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Write new values into weights, wherever they are; see :func:`park_core.updates.update_cpu_weights`."""

@@ -12,6 +12,9 @@ own ``UninitializedParameter`` does. While parked it *tells the truth* about its
 * anything else: ``WeightsParkedError``, before a kernel can see the placeholder. A streamed weight that is used apart
   from the forward of its layer is loaded instead, with its layer.
 
+Torch asks no class about a few functions: ``torch.func`` transforms and DLPack capsules see the placeholder, which has
+no elements.
+
 So does a tensor *inside* a wrapper. The wrapper works below torch functions, so there is no placeholder in it, but a
 tensor without bytes that answers the same in ``__torch_dispatch__``; only ``detach()`` is a parked tensor too, of the
 same bytes, so that a wrapper can be detached.

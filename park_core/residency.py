@@ -127,13 +127,13 @@ class LayerwiseOffloadStrategy(ComponentResidencyStrategy):
 
     def prepare_for_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
         offload = _offload(module, use)
-        state.reports.append(offload.restore())
+        state.reports.append(offload.parking.restore())
         offload.prepare_for_next_req()
 
     def finish_use(self, module: nn.Module, use: ComponentUse, state: ResidencyState) -> None:
         offload = _offload(module, use)
         offload.release_layers()
-        state.reports.append(offload.park())
+        state.reports.append(offload.parking.park())
 
 
 class ComponentResidencyManager:
@@ -307,7 +307,7 @@ class ComponentResidencyManager:
                 continue
             try:
                 offload.release_layers()
-                self._state.reports.append(offload.park(need=need))
+                self._state.reports.append(offload.parking.park(need=need))
             finally:
                 lock.release()
 

@@ -57,13 +57,13 @@ def idle(component: nn.Module) -> None:
     offload = offload_of(component)
     assert offload is not None
     offload.release_layers()
-    offload.park()
+    offload.parking.park()
 
 
 def run(component: nn.Module, tokens: Tensor) -> Tensor:
     offload = offload_of(component)
     assert offload is not None
-    offload.restore()
+    offload.parking.restore()
     offload.prepare_for_next_req()
     return component(tokens).cpu()
 

@@ -41,7 +41,7 @@ def test_an_added_adapter_takes_effect_and_is_parked(fake_device: FakeDevice, na
         park(offload)
     adapted(module, name)
     for _ in range(2):
-        offload.restore()
+        offload.parking.restore()
         offload.prepare_for_next_req()
         assert output(module, given) == expected
         park(offload)

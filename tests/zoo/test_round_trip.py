@@ -48,7 +48,7 @@ def offloaded(module: nn.Module, device: FakeDevice) -> OffloadedComponent:
 
 def park(offload: OffloadedComponent) -> ParkReport:
     offload.release_layers()
-    return offload.park()
+    return offload.parking.park()
 
 
 @pytest.mark.fake_device(leaks="allow")  # some classes keep tables on the device in functions with a cache
@@ -74,7 +74,7 @@ def test_it_comes_back_bit_for_bit_and_every_byte_is_accounted_for(fake_device: 
         assert values(module) == then
         with pytest.raises(WeightsParkedError):
             module(**given)
-        assert offload.restore().bytes_restored == report.bytes_freed
+        assert offload.parking.restore().bytes_restored == report.bytes_freed
         assert output(module, given) == expected
         offload.release_layers()
 
@@ -90,7 +90,7 @@ def test_saving_while_parked_writes_the_real_weights(fake_device: FakeDevice, na
     park(offload)
     module.save_pretrained(tmp_path)
     assert values(type(module).from_pretrained(tmp_path)) == then
-    offload.restore()
+    offload.parking.restore()
     assert values(module) == then
 
 
@@ -99,5 +99,5 @@ def test_weights_that_require_gradients_are_parked_although_layers_are_loaded(fa
     offload = offloaded(module, fake_device)
     for manager in offload.managers:
         manager.load_all_layers()
-    report = offload.park()
+    report = offload.parking.park()
     assert report.decision.verdict == "park", report.decision.reason
