@@ -57,8 +57,13 @@ def device_headroom(device: torch.device | str, *, request: int = 0) -> Headroom
         device: the device.
         request: bytes that are to be allocated in one piece. What the allocator has reserved in smaller pieces is no
             room for them.
+
+    Raises:
+        ValueError: it is the host.
     """
     device = torch.device(device)
+    if device.type == "cpu":
+        raise ValueError("the host is no device with headroom; host_headroom() measures it")
     backend: Any = torch.get_device_module(device.type)
     return _metal(backend) if device.type == "mps" else _caching_allocator(backend, device, request)
 

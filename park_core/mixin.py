@@ -16,6 +16,7 @@ from park_core.layers import outermost_lists
 from park_core.layerwise import LayerwiseOffloadManager
 from park_core.report import ParkReport, RestoreReport
 from park_core.sizes import parse_size
+from park_core.untraced import uncompiled
 from park_core.updates import iter_materialized_weights, update_cpu_weights
 
 __all__ = ["LayerwiseOffloadableModuleMixin", "layerwise_offloadable"]
@@ -98,21 +99,23 @@ def layerwise_offloadable(
 ) -> M:
     """Give a module of any class the methods of :class:`LayerwiseOffloadableModuleMixin`.
 
-    It stays the same object of the same class. With ``device`` or ``config`` it is configured at once.
+    It stays the same object of the same class. With ``device`` or ``config`` it is configured at once. Of a module that
+    ``torch.compile`` made, the one that was compiled gets them.
 
     Args:
         module: the component.
         layer_names: dotted names of its lists of layers; None finds the outermost lists of at least two like layers.
         config, device, component_name: see :meth:`LayerwiseOffloadableModuleMixin.configure_layerwise_offload`.
     """
-    names = tuple(outermost_lists(module) if layer_names is None else layer_names)
-    module.layer_names = names  # type: ignore[assignment]
-    if not isinstance(module, LayerwiseOffloadableModuleMixin):
+    plain = uncompiled(module)
+    names = tuple(outermost_lists(plain) if layer_names is None else layer_names)
+    plain.layer_names = names  # type: ignore[assignment]
+    if not isinstance(plain, LayerwiseOffloadableModuleMixin):
         for verb in _VERBS:
-            setattr(module, verb, _Verb(module, verb))
-        module.layerwise_offload_managers = _Managers(module)  # type: ignore[assignment]
+            setattr(plain, verb, _Verb(plain, verb))
+        plain.layerwise_offload_managers = _Managers(plain)  # type: ignore[assignment]
     if config is not None or device is not None:
-        module.configure_layerwise_offload(config, device=device, component_name=component_name)  # type: ignore[operator]
+        plain.configure_layerwise_offload(config, device=device, component_name=component_name)  # type: ignore[operator]
     return module
 
 

@@ -144,7 +144,7 @@ class Parking:
             elif viewed_elsewhere(group, storage):
                 reason = "a tensor outside the component's parameters and buffers views its bytes"
             elif needed_by_autograd(group):
-                reason = "a backward that is still to come may need it"
+                reason = "a backward that is still to come, or a script module, holds it"
             if reason:
                 skipped.append(Skipped(group.name, reason, group.nbytes))
             else:

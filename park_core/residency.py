@@ -18,6 +18,7 @@ from park_core.memory import device_headroom
 from park_core.parking import Parking, use_lock
 from park_core.report import ParkReport, RestoreReport
 from park_core.sizes import parse_size
+from park_core.untraced import uncompiled
 
 __all__ = [
     "ComponentOffloadStrategy",
@@ -156,7 +157,8 @@ class ComponentResidencyManager:
         *,
         device: torch.device | str | None = None,
     ) -> None:
-        self.components = dict(components)
+        self.components = {name: uncompiled(module) for name, module in components.items()}
+        self._given = dict(components)
         where = torch.accelerator.current_accelerator() if device is None else torch.device(device)
         if where is None:
             raise ParkError("there is no accelerator; say which device the components are for")
@@ -232,7 +234,7 @@ class ComponentResidencyManager:
                         hold_in(module, target_dtype)  # before they come: that takes less memory
                     self._make_room(use)
                     strategy.prepare_for_use(module, use, self._state)
-                yield module
+                yield self._given[name]
             except BaseException as failure:
                 if _under_way[module] == 1:
                     self._finish_after(failure, use)

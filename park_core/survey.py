@@ -199,7 +199,7 @@ def viewed_elsewhere(group: StorageGroup, storage: torch.UntypedStorage) -> bool
 
 
 def needed_by_autograd(group: StorageGroup) -> bool:
-    """Does a graph hold a member, for a backward to the inputs? Then that would meet a placeholder.
+    """Does a graph (or other C++ code, as a script module) hold a member? Then a backward would meet a placeholder.
 
     Python counts as one holder of a tensor, and each view of it in the group as another.
     """

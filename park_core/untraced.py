@@ -1,4 +1,4 @@
-"""Work in the middle of a forward that is no part of it: no compiler traces it, no transform changes it."""
+"""Apart from ``torch.compile`` and ``torch.func``: work in a forward, and a module before it was compiled."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-__all__ = ["untraced"]
+__all__ = ["uncompiled", "untraced"]
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that ``torch.compile`` made a compiled one of; any other module itself."""
+    return getattr(module, "_orig_mod", module)
 
 
 def untraced(work: Callable[..., object], *args: Any) -> None:

@@ -13,6 +13,7 @@ from park_core import (
     OffloadConfig,
     ParkError,
     WeightsParkedError,
+    device_headroom,
     layerwise_offloadable,
 )
 from pytest_park.fakegpu import FakeDevice
@@ -39,6 +40,11 @@ def test_layers_that_two_names_lead_to_are_refused(fake_device: FakeDevice, name
     with pytest.raises(LayerNameError, match=r"'0(\.1)?' and '0(\.1)?' lead to the same layers"):
         layerwise_offloadable(component, names, device=fake_device.device)
     assert fake_device.requested == 0
+
+
+def test_the_host_is_no_device() -> None:
+    with pytest.raises(ValueError, match=r"host_headroom\(\)"):
+        device_headroom("cpu")
 
 
 def test_a_component_that_runs_on_the_host_is_refused() -> None:

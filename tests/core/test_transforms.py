@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import ALWAYS, Denoiser, assert_same_bits, snapshot
-from park_core import WeightsParkedError, layerwise_offloadable
+from park_core import ComponentResidencyManager, WeightsParkedError, layerwise_offloadable
+from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # from torch's own use of it
@@ -48,6 +49,20 @@ def test_it_is_compiled_once_and_gives_the_same(fake_device: FakeDevice, tokens:
         assert torch.equal(component(tokens), changed)
     assert not torch.equal(changed, expected)
     torch._dynamo.reset()
+
+
+def test_a_compiled_component_stands_for_the_one_that_was_compiled(fake_device: FakeDevice, tokens: Tensor) -> None:
+    component = Denoiser().eval().requires_grad_(False)
+    compiled = torch.compile(component, backend="eager")
+    layerwise_offloadable(compiled, ["blocks"], config=ALWAYS, device=fake_device.device)
+    residency = ComponentResidencyManager({"denoiser": compiled}, device=fake_device.device)
+    with residency.use("denoiser") as ready:
+        assert ready is compiled
+        assert component(tokens).device == fake_device.device
+        assert not is_parked(component.norm.weight)
+    assert is_parked(component.norm.weight)
+    compiled.restore_non_layer_weights()
+    assert not is_parked(component.norm.weight)
 
 
 class Stack(nn.Module):
