@@ -45,7 +45,8 @@ class OffloadConfig:
             ``True`` in half of what the host can give. Off by default: the kernel can never reclaim pinned pages.
         keep_host_copies: keep the host copy of a restored weight, so that the next park moves only what changed.
         staging: move large weights through a few pinned buffers instead of the driver's own.
-        immutable_weights: nobody writes to the weights, so a kept host copy is current without a look at the device.
+        immutable_weights: nobody writes to the weights, so a kept host copy is current without a look at the device: at
+            a park, and at the end of each layer whose weights are quantised or inference tensors.
         compute_dtype: hold floating-point weights in this dtype from the time that a component is configured: half the
             bytes to keep and to move for a component that is loaded in float32 and runs in bfloat16. Not float8
             weights, which are quantised. None: as loaded.

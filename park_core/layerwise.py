@@ -14,7 +14,7 @@ from torch import nn
 from park_core.config import OffloadConfig
 from park_core.layers import find_layers, layer_count, resident_layers
 from park_core.loaded import LoadedLayer
-from park_core.parked_tensor import is_parked, show
+from park_core.parked_tensor import is_parked
 from park_core.parking import moving
 from park_core.pinned import PinBudget, pin
 from park_core.placement import parked_in_place
@@ -307,9 +307,6 @@ class LayerwiseOffloadManager:
         for group, storage in storages.items():
             if group.exposed:  # perhaps it was written to under the copy
                 Transfer().fill(bytes_of(storage), group)
-        for group, storage in storages.items():
-            show(group, storage)
-            group.exposed = False
         self._loaded[index] = LoadedLayer(storages, coming.home, immutable=self._immutable)
 
     def _stays(self, index: int) -> bool:

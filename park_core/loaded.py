@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from park_core.fingerprint import Fingerprint, known_fingerprints
-from park_core.parked_tensor import hide
-from park_core.storage import StorageGroup, View, group_of
+from park_core.parked_tensor import hide, show
+from park_core.storage import StorageGroup, View, bytes_of, group_of
 from park_core.transfer import Transfer
 from park_core.wrappers import swap_contents
 
@@ -27,28 +27,26 @@ __all__ = ["LoadedLayer"]
 
 
 class LoadedLayer:
-    """The groups of a layer that came to the device.
+    """The groups of a layer on the device. To make it is to show the weights.
 
     Args:
-        storages: the groups, resident, with their memory.
+        storages: the groups, with the memory that their bytes are in.
         home: the stream that the memory was allocated on, and returns to; None if the backend has no streams.
         immutable: nobody writes to the weights, so that nothing need be noticed.
     """
 
     def __init__(self, storages: dict[StorageGroup, torch.UntypedStorage], home: Any, *, immutable: bool) -> None:
         self.home, self._immutable = home, immutable
-        self._versions = {group: _versions(group) for group in storages}
-        if immutable:
-            return
-        unknown = []
-        for group, versions in self._versions.items():
-            if versions is not None:
-                _watch(group)
-            elif group.host is not None and group.host.fingerprint is None:
-                unknown.append(group)
-        found = known_fingerprints([group.memory(storages[group]) for group in unknown])
+        unknown = [] if immutable else [g for g in storages if not _counted(g) and g.host and not g.host.fingerprint]
+        found = known_fingerprints([bytes_of(storages[group]) for group in unknown])
         for group, fingerprint in zip(unknown, found, strict=True):
             group.host.fingerprint = fingerprint  # type: ignore[union-attr]
+        for group, storage in storages.items():
+            show(group, storage)
+            group.exposed = False
+            if not immutable and _counted(group):
+                _watch(group)
+        self._versions = {group: _versions(group) for group in storages}
 
     def leave(self) -> list[StorageGroup]:
         """Park the weights. If the host has no room for what was written, that raises, and the layer stays.
@@ -95,12 +93,11 @@ class LoadedLayer:
         written: dict[StorageGroup, Fingerprint | None] = {}
         untold = []
         for group in storages:
-            versions = self._versions[group]
-            if group.exposed or (versions is not None and versions != _versions(group)):
+            if group.exposed or self._versions[group] != _versions(group):
                 written[group] = None
-            elif versions is None and not self._immutable:
+            elif not _counted(group) and not self._immutable:
                 untold.append(group)
-        found = known_fingerprints([group.memory(storages[group]) for group in untold])
+        found = known_fingerprints([bytes_of(storages[group]) for group in untold])
         for group, fingerprint in zip(untold, found, strict=True):
             assert group.host is not None
             if fingerprint is None or fingerprint != group.host.fingerprint:
@@ -108,11 +105,13 @@ class LoadedLayer:
         return written
 
 
-def _versions(group: StorageGroup) -> list[int] | None:
-    """The version counters of the members; None if they do not tell."""
-    if any(view.inference or view.inner for view in group.views):
-        return None
-    return [tensor._version for _, tensor in group.tensors()]
+def _counted(group: StorageGroup) -> bool:
+    """Do the version counters tell of all in-place operations?"""
+    return not any(view.inference or view.inner for view in group.views)
+
+
+def _versions(group: StorageGroup) -> list[int]:
+    return [tensor._version for _, tensor in group.tensors()] if _counted(group) else []
 
 
 def _leave_to_autograd(group: StorageGroup) -> None:
