@@ -36,15 +36,18 @@ def examine(parkable_factory: ParkableFactory, *, only: Iterable[str] = ()) -> l
     with swift_collector():
         for one in checks:
             for variant in one.variants or (None,):
-                verdict = judge(one, variant, lambda: _fresh(parkable_factory, seen))
+                verdict = judge(one, variant, lambda: _fresh(parkable_factory, seen), repeats=bool(verdicts))
                 verdicts.append(verdict)
                 if verdict.outcome == "untestable":
                     return verdicts
     return verdicts
 
 
-def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) -> Verdict:
-    """The verdict of one check, in one variant, on one new parkable."""
+def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory, *, repeats: bool = False) -> Verdict:
+    """The verdict of one check, in one variant, on one new parkable.
+
+    *repeats* says that one like it was judged before, so that its forward is known not to be random.
+    """
     label = one.id if variant is None else f"{one.id}[{variant}]"
 
     def verdict(outcome: Outcome, reason: str = "", finding: Finding | None = None) -> Verdict:
@@ -71,7 +74,7 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory) ->
     try:
         parkable = parkable_factory()
         subject, about = _subject(one, variant, parkable)
-        with Case(subject, about) as case:
+        with Case(subject, about, repeats=repeats) as case:
             history = case.history
             if one.in_child == "only" or (one.in_child == "if possible" and can_fork(case)):
                 run_in_child(case, lambda: one.run(case, variant))

@@ -90,7 +90,7 @@ def _test_of(one: Check) -> Callable[..., None]:
     def run(self: ParkableContract, parkable: Parkable, variant: str | None) -> None:
         if self._untestable:
             pytest.skip(f"this parkable cannot be tested: {self._untestable}")
-        verdict = judge(one, variant, lambda: _given(self, parkable))
+        verdict = judge(one, variant, lambda: _given(self, parkable), repeats=self._is_testable)
         verdict = self._or_untestable(one, verdict, parkable)
         if verdict.outcome == "not applicable":
             pytest.skip(f"not applicable: {verdict.reason}")

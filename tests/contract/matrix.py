@@ -39,7 +39,7 @@ def red_checks(implementation: type[Healthy], device: FakeDevice, *, all_variant
             if check.in_child == "if possible" and not may_crash:
                 check = replace(check, in_child="no")
             for variant in check.variants or (None,):
-                verdict = judge(check, variant, make)
+                verdict = judge(check, variant, make, repeats=check.promise > 0)
                 assert verdict.outcome != "hangs", str(verdict.finding)
                 if verdict.finding is not None:
                     red.setdefault(check.id, []).append(variant or "")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-# pytester takes out of sys.modules what a suite below was the first to import, and torch cannot be imported twice.
-from pytest_park.contract import ParkableContract  # noqa: F401
-
 HEAD = """
 import pytest
 from pytest_park.contract import Parkable, ParkableContract

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -34,10 +35,15 @@ CONFIG = OffloadConfig(performance_mode="memory", significance=0.001)
 GRADIENTS = "c33_"
 
 
-def parkable(name: str, check: Check, device: FakeDevice) -> Parkable:
+def layers_of(name: str) -> list[str]:
+    """The lists of layers that are found automatically; they are the same in every module of a class."""
+    with activate() as device:
+        return list(layerwise_offloadable(build(name).to(device.device), None).layer_names)
+
+
+def parkable(name: str, layers: list[str], device: FakeDevice) -> Parkable:
     module = build(name).to(device.device)
-    layerwise_offloadable(module, [] if check.id.startswith(GRADIENTS) else None)
-    made = parkable_of(module, inputs(name, module, device.device), module.layer_names, CONFIG)
+    made = parkable_of(module, inputs(name, module, device.device), layers, CONFIG)
     # Without adopt, what the class lacks is not asked of another module instead.
     stated = {"significance": CONFIG.significance, "keeps_host_copies": CONFIG.keep_host_copies}
     return replace(made, fake_device=device, adopt=None, **stated)
@@ -47,11 +53,14 @@ def parkable(name: str, check: Check, device: FakeDevice) -> Parkable:
 def test_a_real_class_keeps_its_promises(name: str, record_property: Callable[[str, object], None]) -> None:
     outcomes: Counter[str] = Counter()
     findings = []
+    layers = layers_of(name)
     with swift_collector():
         for check, variant in QUESTIONS[NAMES.index(name) % PARTS :: PARTS]:
             set_aside()
             with activate() as device:
-                verdict = judge(check, variant, lambda device=device, check=check: parkable(name, check, device))
+                mine = [] if check.id.startswith(GRADIENTS) else layers
+                made = partial(parkable, name, mine, device)
+                verdict = judge(check, variant, made, repeats=bool(outcomes))
             why = verdict.reason.partition(f" in {name}")[0]
             outcomes[f"{verdict.outcome}: {why}" if why else verdict.outcome] += 1
             if verdict.finding is not None:
