@@ -204,10 +204,10 @@ def needed_by_autograd(group: StorageGroup) -> bool:
     Python counts as one holder of a tensor, and each view of it in the group as another.
     """
     members = [tensor for _, tensor in group.tensors()]
-    return any(
-        tensor._use_count() > 1 + sum(other._base is tensor for other in members)  # type: ignore[attr-defined]
-        for tensor in members
-    )
+    for tensor in members:
+        if (more := tensor._use_count() - 1) and more > sum(other._base is tensor for other in members):  # type: ignore[attr-defined]
+            return True
+    return False
 
 
 def _immovable(member: Member) -> str:
