@@ -109,6 +109,16 @@ def test_the_matrix_is_that_of_python_versions_and_back_ends():
     } <= tox_environments()
 
 
+def test_a_device_has_all_that_the_readme_says_of_it():
+    from pytest_park.fakegpu import activate
+
+    tables = README[README.index("| fixture |") : README.index("As on CUDA, 4 bytes")]
+    named = re.findall(r"`\.(\w+)", tables)
+    assert len(named) > 20
+    with activate("1 MiB") as device:
+        assert [name for name in named if not hasattr(device, name)] == []
+
+
 def test_the_readme_names_every_fixture_mark_option_and_hook():
     from pytest_park import hookspecs, marks, plugin
 
