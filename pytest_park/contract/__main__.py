@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .examine import examine
+from .examine import examine, select
 from .table import diagnoses, table
 from .verdict import Verdict
 
@@ -29,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--brief", action="store_true", help="the table without the diagnoses")
     options = parser.parse_args(arguments)
     try:
+        select(options.only)
         factory = _load(options.factory)
     except (ImportError, AttributeError, ValueError) as error:
-        print(f"cannot load {options.factory!r}: {error}", file=sys.stderr)
+        print(f"cannot run {options.factory!r}: {error}", file=sys.stderr)
         return 2
     verdicts = _run(factory, options.only, options.memory)
     print(table(verdicts))

@@ -23,14 +23,14 @@ def check(parkable_factory: ParkableFactory, *, only: Iterable[str] = ()) -> lis
     """The promises that a parkable breaks, each with a diagnosis; empty if it keeps all that apply to it.
 
     *parkable_factory* returns a `Parkable` over a new module at each call. *only* selects checks by parts of their
-    ids or by family.
+    ids or by family; ValueError if a word of it selects none.
     """
     return [verdict.finding for verdict in examine(parkable_factory, only=only) if verdict.finding is not None]
 
 
 def examine(parkable_factory: ParkableFactory, *, only: Iterable[str] = ()) -> list[Verdict]:
-    """The verdict of each check (and each of its variants) on the parkable."""
-    checks = [one for one in all_checks() if _selected(one, tuple(only))]
+    """The verdict of each check (and each of its variants) on the parkable; *only* as for `check`."""
+    checks = select(only)
     verdicts: list[Verdict] = []
     seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
     with swift_collector():
@@ -48,7 +48,7 @@ def judge(one: Check, variant: str | None, parkable_factory: ParkableFactory, *,
 
     *repeats* says that one like it was judged before, so that its forward is known not to be random.
     """
-    label = one.id if variant is None else f"{one.id}[{variant}]"
+    label = one.label(variant)
 
     def verdict(outcome: Outcome, reason: str = "", finding: Finding | None = None) -> Verdict:
         return Verdict(one.promise, label, one.title, outcome, reason, finding)
@@ -119,8 +119,15 @@ def _subject(one: Check, variant: str | None, parkable: Parkable) -> tuple[Parka
     return adopt(parkable, probe.module, probe.inputs, probe.streamed), ADOPTED.format(f"with {trait.name}")
 
 
-def _selected(one: Check, only: tuple[str, ...]) -> bool:
-    return not only or one.promise == 0 or any(word in one.id or word == one.family for word in only)
+def select(only: Iterable[str]) -> list[Check]:
+    """The checks that these words select (all, if there are no words), and the first one, which is always asked."""
+    checks, words = all_checks(), list(only)
+    found = {word: [one for one in checks if word in one.id or word == one.family] for word in words}
+    for word, selected in found.items():
+        if not selected:
+            families = ", ".join(sorted({one.family for one in checks}))
+            raise ValueError(f"no check has {word!r} in its name, and the families are {families}")
+    return [one for one in checks if not words or one.promise == 0 or any(one in some for some in found.values())]
 
 
 def _fresh(factory: ParkableFactory, seen: weakref.WeakSet[nn.Module]) -> Parkable:

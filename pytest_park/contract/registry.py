@@ -41,6 +41,14 @@ class Check:
         """Names the check everywhere: ``c05_a_second_park_keeps_the_memory_free``."""
         return f"c{self.promise:02}_{self.name}"
 
+    def label(self, variant: str | None) -> str:
+        """Names the check in one of its variants: ``c05_a_second_park_keeps_the_memory_free[2 parks, no headroom]``."""
+        return self.id if variant is None else f"{self.id}[{variant}]"
+
+    def labels(self) -> list[str]:
+        """All of its variants, or the check itself where there are none."""
+        return [self.label(variant) for variant in self.variants or (None,)]
+
     def run(self, case: Case, variant: str | None) -> None:
         if variant is None:
             self.function(case)

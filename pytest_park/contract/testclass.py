@@ -47,6 +47,10 @@ class ParkableContract:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        labels = [label for one in all_checks() for label in one.labels()]
+        for start in cls.known_broken:
+            if not any(label.startswith(start) for label in labels):
+                raise ValueError(f"{cls.__name__}.known_broken: the name of no check begins with {start!r}")
         cls._seen = weakref.WeakSet()
         cls._untestable = ""
         cls._is_testable = False

@@ -44,7 +44,7 @@ def run(*arguments: str) -> int:
 def test_all_promises_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("healthy", "--only", "values", "--only", "c06", "--memory", "256 MiB") == 0
     *lines, total = capsys.readouterr().out.splitlines()
-    assert total == "35 kept"
+    assert total == "36 kept"
     assert lines[0].split(maxsplit=1)[0] == "kept"  # that it can be tested has no number
     assert "  C6  kept              restoring again makes no allocation" in "\n".join(lines)
     assert {line.split()[0] for line in lines[1:]} == {"C1", "C2", "C3", "C4", "C6"}
@@ -79,6 +79,12 @@ def test_a_parkable_that_cannot_be_tested_gets_one_line(capsys: pytest.CaptureFi
     table, total = capsys.readouterr().out.splitlines()
     assert table.split()[0] == "UNTESTABLE"
     assert total == "1 untestable"
+
+
+def test_a_word_that_selects_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("healthy", "--only", "c05", "--only", "updating") == 2
+    says = capsys.readouterr().err
+    assert "no check has 'updating' in its name, and the families are accounting, concurrency, decision" in says
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def test_one_variant_can_be_known_to_be_broken(pytester: pytest.Pytester) -> Non
     result.assert_outcomes(passed=1, failed=2, xfailed=1)
 
 
+def test_a_line_about_no_check_is_an_error(pytester: pytest.Pytester) -> None:
+    suite(pytester, "Healthy", "known_broken = {'c05_': 'why', 'c41_': 'there is none'}")
+    result = pytester.runpytest()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["E *TestMine.known_broken: the name of no check begins with 'c41_'"])
+
+
 def test_a_family_is_picked_by_its_name(pytester: pytest.Pytester) -> None:
     suite(pytester, "Healthy", "pass")
     result = pytester.runpytest("-k", "idempotence", "--collect-only", "-q")
