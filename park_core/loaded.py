@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from park_core.fingerprint import Fingerprint, known_fingerprints
-from park_core.parked_tensor import hide, show
+from park_core.parked_tensor import hide, is_parked, parked_class, show
 from park_core.storage import StorageGroup, View, bytes_of, group_of
 from park_core.transfer import Transfer
 from park_core.wrappers import swap_contents
@@ -70,10 +70,13 @@ class LoadedLayer:
         """Bring to the host what was written on the device, then part from the groups what got other data."""
         storages: dict[StorageGroup, torch.UntypedStorage] = {}
         parted: list[tuple[StorageGroup, View, StorageGroup]] = []
+        elsewhere: list[tuple[StorageGroup, View, Tensor]] = []
         for group in self._versions:
             for view, tensor in group.tensors():
                 storage = tensor.untyped_storage()
-                if group_of(storage) is group:
+                if is_parked(tensor):  # it got other data, and was parked with that as a non-layer weight
+                    elsewhere.append((group, view, tensor))
+                elif group_of(storage) is group:
                     storages[group] = storage
                 else:
                     views = [View.of(tensor, view.name, view.inner)]
@@ -86,6 +89,9 @@ class LoadedLayer:
         for group, view, own in parted:
             group.views.remove(view)
             own.device = group.device
+        for group, view, tensor in elsewhere:
+            group.views.remove(view)
+            _take_off(tensor)
         return [own for _, _, own in parted]
 
     def _written(self, storages: dict[StorageGroup, torch.UntypedStorage]) -> dict[StorageGroup, Fingerprint | None]:
@@ -165,7 +171,9 @@ def _unwatch(group: StorageGroup) -> None:
 
 def _take_off(tensor: Tensor) -> None:
     if isinstance(tensor, LoadedWeight):
-        tensor.__class__ = type(tensor).__mro__[2]
+        order = type(tensor).__mro__
+        plain = order[order.index(LoadedWeight) + 1]
+        tensor.__class__ = parked_class(plain) if is_parked(tensor) else plain
 
 
 @functools.cache

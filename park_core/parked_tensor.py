@@ -36,7 +36,7 @@ from park_core.host_copy import HostCopy
 from park_core.storage import GroupState, StorageGroup, View, bytes_of, group_of, settle
 from park_core.wrappers import swap_contents
 
-__all__ = ["ParkedTensor", "hide", "is_parked", "parked_group", "show", "truth"]
+__all__ = ["ParkedTensor", "hide", "is_parked", "parked_class", "parked_group", "show", "truth"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -196,7 +196,7 @@ def hide(group: StorageGroup) -> None:
 
 def hide_one(tensor: Tensor, group: StorageGroup, view: View) -> None:
     shown = placeholder(group.device, view.dtype, view.inference)
-    cls = type(tensor) if isinstance(tensor, ParkedTensor) else _parked_class(type(tensor))
+    cls = type(tensor) if isinstance(tensor, ParkedTensor) else parked_class(type(tensor))
     if view.inner:
         swap_contents(tensor, _without_bytes(cls, view, group.device))
     else:
@@ -245,7 +245,8 @@ def placeholder(device: torch.device, dtype: torch.dtype, inference: bool = Fals
 
 
 @functools.cache
-def _parked_class(cls: type) -> type:
+def parked_class(cls: type) -> type:
+    """The class of a parked tensor whose own class is ``cls``."""
     return type(f"Parked{cls.__name__}", (ParkedTensor, cls), {"__slots__": (), "__module__": cls.__module__})
 
 

@@ -283,6 +283,26 @@ def test_a_conversion_of_layers_is_honoured(fake_device: FakeDevice, tokens: Ten
     assert_same_bits(snapshot(component), wanted)
 
 
+@pytest.mark.parametrize("way", ["restore", "prepare", "disable"])
+def test_a_layer_that_got_other_data_may_be_parked_with_it(fake_device: FakeDevice, tokens: Tensor, way: str) -> None:
+    component, manager = streamed(fake_device, parking="always")
+    manager.load_all_layers()
+    component.blocks[1].weight.data = torch.full((64, 64), 0.125, device=fake_device.device)
+    values = snapshot(component)
+    component.park_non_layer_weights()
+    assert_same_bits(snapshot(component), values)
+    manager.release_all()
+    assert_same_bits(snapshot(component), values)
+    if way == "disable":
+        component.disable_layerwise_offload()
+        assert {type(weight) for weight in component.parameters()} == {nn.Parameter}
+    component.prepare_for_next_req() if way == "prepare" else None
+    component.restore_non_layer_weights() if way != "disable" else None
+    component(tokens)
+    manager.release_all()
+    assert_same_bits(snapshot(component), values)
+
+
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_that_the_host_has_no_memory_for_is_not_lost(
     fake_device: FakeDevice, tokens: Tensor, write: str
