@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.backends.cuda import flash_sdp_enabled
 from torch.nn.attention import SDPBackend
 
 from .ledger import adopt
@@ -19,6 +23,8 @@ from .tensors import host_view
 from .without_data import stand_in
 
 _choose: Any = torch._fused_sdp_choice
+_keys_of: Any = torch._C._dispatch_keys
+_is_functorch_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 _MATH = int(SDPBackend.MATH.value)
 
 
@@ -59,8 +65,17 @@ def _flash(
         return False  # the plain formula names the devices; the flash kernels have no gradient for a mask
     if key.shape[:-1] != value.shape[:-1] or query.shape[:-2] != key.shape[:-2] or query.shape[-1] != key.shape[-1]:
         return False  # the plain formula broadcasts, or names the shapes; the flash kernels do not look
+    wrapped = [tensor for tensor in given if _is_wrapped(tensor)]
+    if wrapped:  # no memory that the CPU could be asked about; other wrappers than tracers do not know the fused kernel
+        fits = query.dim() in (3, 4) and (mask is None or mask.dim() in (2, 4)) and query.is_floating_point()
+        traced = all(isinstance(tensor, FakeTensor | FunctionalTensor) for tensor in wrapped)
+        return traced and fits and not dropout and flash_sdp_enabled()
     views = [None if tensor is None else host_view(tensor) for tensor in (query, key, value, mask)]  # no byte is read
     return bool(_choose(*views, dropout, causal, scale=scale, enable_gqa=gqa) != _MATH)
+
+
+def _is_wrapped(tensor: Tensor) -> bool:
+    return bool(_keys_of(tensor).has(DispatchKey.Python)) or _is_functorch_wrapped(tensor)
 
 
 def _forward(

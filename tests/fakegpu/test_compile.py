@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -62,6 +62,41 @@ def test_functional_transforms_work(fake_device: FakeDevice, module: nn.Module) 
     assert tangent.device == fake_device.device
     host = module.to("cpu")
     torch.testing.assert_close(tangent.cpu(), torch.func.jvp(host, (input.cpu(),), (torch.ones(3, 4),))[1])
+
+
+def attention(query: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(query, query, query, query.new_ones(3, 3).tril().bool())
+
+
+_TRANSFORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "compiled": torch.compile(attention, backend="eager", fullgraph=True),
+    "compiled with its backward": torch.compile(attention, backend="aot_eager", fullgraph=True),
+    "traced": lambda x: torch.fx.experimental.proxy_tensor.make_fx(attention, tracing_mode="symbolic")(x)(x),
+    "batched": lambda x: torch.func.vmap(attention)(x),
+    "differentiated": lambda x: torch.func.vjp(attention, x)[0],
+    "batched and differentiated": lambda x: torch.func.vjp(torch.func.vmap(attention), x)[0],
+}
+
+
+@pytest.mark.parametrize("transformed", _TRANSFORMS.values(), ids=_TRANSFORMS)
+def test_attention_can_be_transformed(
+    fake_device: FakeDevice, transformed: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    given = torch.randn(2, 2, 3, 4, device=fake_device.device)
+    torch.testing.assert_close(transformed(given), attention(given))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_attention_takes_the_fused_kernel(fake_device: FakeDevice, backend: str) -> None:
+    given = torch.randn(1, 1, 1024, 4, device=fake_device.device)
+    compiled = torch.compile(
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x), backend=backend, fullgraph=True
+    )
+    compiled(given)
+    before = fake_device.allocated
+    fake_device.reset_peak()
+    compiled(given)
+    assert fake_device.peak_allocated - before < 1024 * 1024 * 4  # the matrix of all queries with all keys
 
 
 def test_modes_see_the_operators(fake_device: FakeDevice, module: nn.Module) -> None:
