@@ -311,9 +311,10 @@ class Parking:
         return sum(group.nbytes for group in self._parked_groups() if group.device == device)
 
     def _parked_groups(self) -> list[StorageGroup]:
-        """The groups that this object parked and that nobody restored or dropped since."""
+        """The groups that this object parked and that nobody restored, dropped or made part of a layer since."""
         groups = (ref() for ref in self._parked)
-        return [g for g in groups if g is not None and g.state is GroupState.PARKED and any(g.tensors())]
+        away = [group for group in groups if group is not None and group.state is GroupState.PARKED]
+        return [group for group in away if not group.streamed and any(group.tensors())]
 
     def _hold(self, groups: list[StorageGroup]) -> None:
         me = weakref.ref(self)

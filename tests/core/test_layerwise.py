@@ -296,7 +296,10 @@ def test_a_layer_that_got_other_data_may_be_parked_with_it(fake_device: FakeDevi
     if way == "disable":
         component.disable_layerwise_offload()
         assert {type(weight) for weight in component.parameters()} == {nn.Parameter}
-    component.prepare_for_next_req() if way == "prepare" else None
+    if way == "prepare":
+        component.prepare_for_next_req()  # the layer has it again
+        manager.release_all()
+        manager.prefetch_layer(1)
     component.restore_non_layer_weights() if way != "disable" else None
     component(tokens)
     manager.release_all()

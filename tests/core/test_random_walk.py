@@ -146,16 +146,13 @@ class Walk(RuleBasedStateMachine):
     def write(self, name: str, how: str) -> None:
         self.count += 1
         target = self.plain.get_parameter(name)
-        value = torch.full_like(target, self.count / 8)
+        value = torch.full_like(target, self.count % 2 / 8)  # what was there before comes back, too
         weight = self.component.get_parameter(name)
         with torch.no_grad():
             target.copy_(value)
             if how == "copy_":
                 weight.copy_(value)
             elif how == "data.copy_":
-                if self.is_loaded_layer(name):
-                    self.manager.release_all()  # a write through .data into a layer that only passes by leaves no trace
-                    weight = self.component.get_parameter(name)
                 weight.data.copy_(value)
             elif how == "data =":
                 weight.data = value.to(self.gpu.device)
@@ -172,9 +169,6 @@ class Walk(RuleBasedStateMachine):
                 setattr(self.component.get_submodule(path), last, new)
             if name == "embed.weight" and how in ("data =", "assign", "new parameter"):
                 self.retie()
-
-    def is_loaded_layer(self, name: str) -> bool:
-        return name.startswith("blocks.") and not is_parked(self.component.get_parameter(name))
 
     def retie(self) -> None:
         """Replacing a tied weight unties it; a user ties it again."""
