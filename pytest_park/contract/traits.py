@@ -163,12 +163,13 @@ def _backward_runs(parkable: Parkable) -> bool:
     try:
         with torch.enable_grad():
             outputs = [tensor for tensor in flat_tensors(parkable.call()) if tensor.requires_grad]
-            torch.autograd.backward(torch.stack([output.float().sum() for output in outputs]).sum())
-    except Exception:
+            if outputs:
+                torch.stack([output.float().sum() for output in outputs]).sum().backward()
+    except RuntimeError:  # what autograd raises. Anything else is a fault of the module, and not for a trait to hide
         return False
     finally:
         parkable.module.zero_grad(set_to_none=True)
-    return True
+    return bool(outputs)
 
 
 BACKWARD = Trait("a forward that a backward runs through", _backward_runs, plain)
