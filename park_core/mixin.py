@@ -67,6 +67,8 @@ class LayerwiseOffloadableModuleMixin:
     def park_non_layer_weights(self, *, need: int | str | None = None) -> ParkReport:
         """Move the non-layer weights to the host until :meth:`restore_non_layer_weights`, if that pays.
 
+        Not under a forward of another thread: only a use (``ComponentResidencyManager.use``) makes a park wait.
+
         Args:
             need: bytes (or ``"1 GiB"``) that the next stage needs; decides instead of the significance.
         """
