@@ -77,7 +77,8 @@ def _fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 def kernel_of(op: OpOverload) -> Kernel:
     """The kernel that serves *op* on the fake device."""
     returned = [value.alias_info for value in op._schema.returns]
-    if torch.Tag.inplace_view in op.tags or any(alias is not None and not alias.is_write for alias in returned):
+    is_view = torch.Tag.inplace_view in op.tags or any(alias is not None and not alias.is_write for alias in returned)
+    if is_view or op is torch.ops.aten.is_set_to.default:  # which compares storages
         return _on_device_tensors(op)
     outs = [argument.name for argument in op._schema.arguments if argument.is_out]
     if outs:

@@ -109,8 +109,13 @@ def _empty_strided(
     return _fresh(torch.empty_strided(size, stride, dtype=dtype, device=active.where_kernels_run()), device)
 
 
-def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """``target.copy_(source)`` where at least one of the two is on a fake device."""
+def _copy_from(source: torch.Tensor | complex, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``target.copy_(source)`` where at least one of the two is on a fake device.
+
+    torch hands a number that it wrapped as a tensor over as a number.
+    """
+    if not isinstance(source, torch.Tensor):
+        return target.fill_(source)
     if source.device == target.device:
         _watch_copy(source, target)
         if active.has_data():

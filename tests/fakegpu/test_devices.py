@@ -95,6 +95,7 @@ def test_a_number_on_the_host_may_mix_as_on_cuda(fake_device: FakeDevice) -> Non
     assert tensor[torch.tensor([True, False, True])].tolist() == [1, 3]
     tensor[torch.tensor([0, 1])] = 5
     assert tensor.tolist() == [5, 5, 3]
+    assert tensor.copy_(2.5).tolist() == [2.5, 2.5, 2.5]  # type: ignore[arg-type]  # torch takes it
 
 
 _NOT_TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {

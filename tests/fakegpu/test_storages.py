@@ -152,6 +152,13 @@ def test_set_to_a_part_of_a_storage(fake_device: FakeDevice) -> None:
     assert fake_device.requested == 40
 
 
+def test_a_tensor_knows_whether_it_is_set_to_another(fake_device: FakeDevice) -> None:
+    tensor = torch.ones(4, device=fake_device.device)
+    assert tensor.is_set_to(torch.empty(0, device=fake_device.device).set_(tensor))
+    assert not tensor.is_set_to(tensor.clone())
+    assert not tensor.is_set_to(tensor[:2])
+
+
 def test_a_storage_knows_whether_it_is_shared(fake_device: FakeDevice) -> None:
     tensor = torch.arange(4.0, device=fake_device.device)
     assert tensor.untyped_storage().data_ptr() == tensor[2:].untyped_storage().data_ptr()
