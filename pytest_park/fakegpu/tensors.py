@@ -72,6 +72,9 @@ def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
     try:
         capsule = _export(tensor)
     except (RuntimeError, BufferError):
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = "quantised" if tensor.is_quantized else tensor.layout
+            raise NotImplementedError(f"fakegpu has no {kind} tensors") from None
         return _reinterpreted(tensor, word)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
     view = _import(capsule)

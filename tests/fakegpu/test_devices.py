@@ -120,6 +120,22 @@ def test_a_number_on_the_host_is_refused_where_cuda_refuses_it(
     assert number == 2
 
 
+_KINDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sparse_coo": lambda tensor: tensor.to_sparse(),
+    "quantised": lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor is deprecated")
+@pytest.mark.parametrize(("kind", "make"), _KINDS.items(), ids=_KINDS)
+def test_a_kind_of_tensor_that_there_is_not_is_refused_by_name(
+    fake_device: FakeDevice, kind: str, make: Callable[[torch.Tensor], Any]
+) -> None:
+    with pytest.raises(NotImplementedError, match=f"fakegpu has no (torch.)?{kind} tensors"):
+        make(torch.eye(2, device=fake_device.device))
+    assert fake_device.requested == 0
+
+
 def test_a_device_tensor_has_no_numpy(fake_device: FakeDevice) -> None:
     with pytest.raises(TypeError, match=r"can't convert fakegpu:0 device type tensor to numpy.*\.cpu\(\)"):
         torch.ones(2, device=fake_device.device).numpy()
