@@ -14,7 +14,7 @@ from park_core import ComponentResidencyManager, WeightsParkedError, layerwise_o
 from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # from torch's own use of it
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # from torch's own use of it
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # of the fake device's kernels
