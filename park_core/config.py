@@ -70,7 +70,7 @@ class OffloadConfig:
         object.__setattr__(self, "performance_mode", PerformanceMode(self.performance_mode))
         _one_of("parking", self.parking, get_args(Parking))
         _one_of("residency_policy", self.residency_policy, get_args(ResidencyPolicy))
-        if self.significance < 0:
+        if not self.significance >= 0:  # nor is it NaN
             raise ValueError(
                 f"significance is a share of the headroom and must not be negative, got {self.significance}"
             )
@@ -86,6 +86,7 @@ class OffloadConfig:
                 raise ValueError(
                     f"components[{component!r}] has unknown settings {sorted(unknown)}; known: {sorted(known)}"
                 )
+            self.for_component(component)
 
     def for_component(self, name: str) -> OffloadConfig:
         """This configuration with the overrides for one component applied."""
@@ -105,5 +106,5 @@ def _size(name: str, value: int | str) -> None:
 
 
 def _count_or_fraction(name: str, value: int | float) -> None:
-    if value < 0 or (isinstance(value, float) and value > 1.0):
+    if not value >= 0 or (isinstance(value, float) and value > 1.0):
         raise ValueError(f"{name} is a count (int >= 0) or a fraction (float from 0.0 to 1.0); got {value!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,6 +83,9 @@ def test_a_size_that_is_none_is_refused(denoiser: Denoiser, size: object) -> Non
         ({"parking": "sometimes"}, "auto, always, never"),
         ({"performance_mode": "turbo"}, "turbo"),
         ({"significance": -0.1}, "significance"),
+        ({"significance": math.nan}, "significance"),
+        ({"prefetch": math.nan}, "fraction"),
+        ({"components": {"vae": {"resident_layers": -1}}}, "count"),
         ({"resident_layers": 1.5}, "fraction"),
         ({"prefetch": -1}, "count"),
         ({"residency_policy": "random"}, "leading, strided"),
