@@ -199,11 +199,11 @@ def hide_one(tensor: Tensor, group: StorageGroup, view: View) -> None:
     cls = type(tensor) if isinstance(tensor, ParkedTensor) else parked_class(type(tensor))
     if view.inner:
         swap_contents(tensor, _without_bytes(cls, view, group.device))
-    else:
-        _set_data(tensor, shown)
     tensor._parked = Parked(group, view, shown)  # type: ignore[attr-defined]
     if tensor.__class__ is not cls:
         tensor.__class__ = cls
+    if not view.inner:  # last, and on the way back first: no thread ever sees a placeholder that does not refuse
+        _set_data(tensor, shown)
 
 
 def show(group: StorageGroup, memory: Tensor | torch.UntypedStorage) -> None:
@@ -221,13 +221,13 @@ def show(group: StorageGroup, memory: Tensor | torch.UntypedStorage) -> None:
 
 def _unveil(tensor: Tensor, view: View, value: Tensor) -> None:
     """Make it a normal tensor with the bytes of ``value``, whether it is parked or half of it."""
+    if not view.inner:
+        _set_data(tensor, value)
     if isinstance(tensor, ParkedTensor):
         tensor.__class__ = type(tensor).__mro__[2]
         del tensor._parked
     if view.inner:
         swap_contents(tensor, value)
-    else:
-        tensor.data = value
 
 
 _placeholders: weakref.WeakValueDictionary[tuple[torch.device, torch.dtype, bool], Tensor] = (

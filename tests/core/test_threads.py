@@ -5,13 +5,16 @@ from __future__ import annotations
 import pkgutil
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from conftest import ALWAYS, Denoiser, assert_same_bits, snapshot
 from park_core import ComponentResidencyManager, OffloadConfig, WeightsParkedError
+from park_core.parked_tensor import is_parked
 from pytest_park.fakegpu import FakeDevice
 
 POINTS = {
@@ -103,6 +106,33 @@ def test_a_verb_of_another_thread_in_the_middle_waits(
     component.restore_non_layer_weights()
     assert torch.equal(component(tokens), expected)
     assert_same_bits(snapshot(component), values)
+
+
+class Hollow(TorchFunctionMode):
+    """Before every call of torch: the weights that are placeholders and do not refuse to compute."""
+
+    def __init__(self, component: torch.nn.Module) -> None:
+        super().__init__()
+        self.component = component
+        self.seen: list[str] = []
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        for name, weight in self.component.named_parameters():
+            with torch._C.DisableTorchFunctionSubclass():
+                empty = not weight.untyped_storage().nbytes()
+            if empty and not is_parked(weight):
+                self.seen.append(f"{name} before {func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_thread_sees_a_placeholder_that_does_not_refuse(component: Denoiser) -> None:
+    with Hollow(component) as witness:
+        component.park_non_layer_weights()
+        component.restore_non_layer_weights()
+    assert witness.seen == []
+    assert witness.calls > 50
 
 
 def test_parking_waits_for_the_end_of_a_use(fake_device: FakeDevice, component: Denoiser, tokens: Tensor) -> None:
