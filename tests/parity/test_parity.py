@@ -217,5 +217,5 @@ def test_events_measure_and_answer(park_device: ParkDevice, device: torch.device
     end.synchronize()
     assert end.query()
     assert start.elapsed_time(end) >= 0
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="enable_timing"):
         backend.Event().elapsed_time(end)
