@@ -1,7 +1,8 @@
 """The contract over `park_core` on every class of the zoo, with lists of layers that are found automatically.
 
 By default a class is asked a part of the questions of the contract, another part than its neighbours, so that each
-question is asked of several classes; with PARK_FULL_ZOO=1 (`tox -e zoo`) every class is asked everything: an hour.
+question is asked of several classes; with PARK_FULL_ZOO=1 (`tox -e zoo`) every class is asked everything, which is ten
+seconds to a minute of processor time for each.
 """
 
 from __future__ import annotations
