@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 
@@ -27,6 +27,10 @@ class PerformanceMode(StrEnum):
     SPEED = "speed"
     MEMORY = "memory"
     MANUAL = "manual"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"performance_mode {value!r} is none of {', '.join(cls)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

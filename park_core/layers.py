@@ -20,7 +20,7 @@ def find_layers(component: nn.Module, name: str) -> list[nn.Module]:
         LayerNameError: no such submodule, or not a list of modules; the message says which names would do.
     """
     lists = (nn.ModuleList, nn.Sequential)
-    known = [path for path, module in component.named_modules() if isinstance(module, lists) and len(module)]
+    known = [path for path, module in component.named_modules() if path and isinstance(module, lists) and len(module)]
     try:
         found = component.get_submodule(name)
     except AttributeError:

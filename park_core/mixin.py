@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from park_core.component import OffloadedComponent, configure, disable, offload_of
 from park_core.config import OffloadConfig
 from park_core.errors import ParkError
-from park_core.layers import outermost_lists
+from park_core.layers import check_layer_names, outermost_lists
 from park_core.layerwise import LayerwiseOffloadManager
 from park_core.report import ParkReport, RestoreReport
 from park_core.sizes import parse_size
@@ -108,9 +108,13 @@ def layerwise_offloadable(
         module: the component.
         layer_names: dotted names of its lists of layers; None finds the outermost lists of at least two like layers.
         config, device, component_name: see :meth:`LayerwiseOffloadableModuleMixin.configure_layerwise_offload`.
+
+    Raises:
+        LayerNameError, ParkError: as there; names of layers are looked at also where it is configured later.
     """
     plain = uncompiled(module)
     names = tuple(outermost_lists(plain) if layer_names is None else layer_names)
+    check_layer_names(plain, names)
     plain.layer_names = names  # type: ignore[assignment]
     if not isinstance(plain, LayerwiseOffloadableModuleMixin):
         for verb in _VERBS:

@@ -75,7 +75,9 @@ def _flash(
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
-    return bool(_keys_of(tensor).has(DispatchKey.Python)) or _is_functorch_wrapped(tensor)
+    if type(tensor) is not Tensor and _keys_of(tensor).has(DispatchKey.Python):  # only a class of its own can have that
+        return True
+    return _is_functorch_wrapped(tensor)
 
 
 def _forward(

@@ -36,6 +36,13 @@ def test_a_wrong_layer_name_is_refused_by_name(fake_device: FakeDevice, name: st
     component(torch.arange(3, device=fake_device.device))
 
 
+def test_a_wrong_layer_name_is_refused_before_it_is_used() -> None:
+    component = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(LayerNameError, match=r"'layers' does not exist in Sequential; .*\['0'\]"):
+        layerwise_offloadable(component, ["layers"])
+    assert not hasattr(component, "park_non_layer_weights")
+
+
 @pytest.mark.parametrize("names", [("0", "0"), ("0", "0.1"), ("0.1", "1", "0")])
 def test_layers_that_two_names_lead_to_are_refused(fake_device: FakeDevice, names: tuple[str, ...]) -> None:
     component = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))) for _ in range(2)))
@@ -81,7 +88,7 @@ def test_a_size_that_is_none_is_refused(denoiser: Denoiser, size: object) -> Non
     ("settings", "says"),
     [
         ({"parking": "sometimes"}, "auto, always, never"),
-        ({"performance_mode": "turbo"}, "turbo"),
+        ({"performance_mode": "turbo"}, "'turbo' is none of auto, speed, memory, manual"),
         ({"significance": -0.1}, "significance"),
         ({"significance": math.nan}, "significance"),
         ({"prefetch": math.nan}, "fraction"),
