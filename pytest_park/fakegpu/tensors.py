@@ -78,9 +78,10 @@ def _moved(tensor: torch.Tensor, word: int) -> torch.Tensor:
         return _reinterpreted(tensor, word)
     _word(_address(capsule, _NAME) + _DEVICE_OFFSET).value = word
     view = _import(capsule)
-    if view.dtype is not tensor.dtype:
+    dtype = tensor.dtype
+    if view.dtype is not dtype:
         return _reinterpreted(tensor, word)
-    return as_lazy_as(tensor, view) if tensor.is_neg() or tensor.is_conj() else view
+    return as_lazy_as(tensor, view) if tensor.is_neg() or (dtype.is_complex and tensor.is_conj()) else view
 
 
 def _reinterpreted(tensor: torch.Tensor, word: int) -> torch.Tensor:
