@@ -10,6 +10,9 @@ from torch import nn
 
 from pytest_park.fakegpu import FakeDevice
 
+#: torch's own, on Python 3.13.0 alone.
+pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
