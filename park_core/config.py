@@ -90,7 +90,7 @@ class OffloadConfig:
                 raise ValueError(
                     f"components[{component!r}] has unknown settings {sorted(unknown)}; known: {sorted(known)}"
                 )
-            self.for_component(component)
+            self.for_component(component)  # raises now what is wrong with them, and not at the component's turn
 
     def for_component(self, name: str) -> OffloadConfig:
         """This configuration with the overrides for one component applied."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from park_core.fingerprint import Fingerprint, known_fingerprints
 from park_core.parked_tensor import hide, is_parked, parked_class, show
 from park_core.storage import StorageGroup, View, bytes_of, group_of
+from park_core.survey import other_holders
 from park_core.transfer import Transfer
 from park_core.wrappers import swap_contents
 
@@ -131,7 +132,7 @@ def _leave_to_autograd(group: StorageGroup) -> None:
             continue
         if tensor.requires_grad:
             torch.autograd.graph.increment_version(tensor)
-        elif tensor._use_count() > 1:  # type: ignore[attr-defined]
+        elif other_holders(tensor):
             swap_contents(tensor, tensor.data)
 
 

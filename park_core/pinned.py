@@ -84,8 +84,7 @@ def _arena(waiting: list[StorageGroup], left: int) -> tuple[int, dict[StorageGro
 def _fill(arena: torch.Tensor, places: dict[StorageGroup, int]) -> None:
     for group, start in places.items():
         assert group.host is not None
-        piece = from_dlpack(
-            arena[start : start + group.nbytes]
-        )  # with a storage of its own, which keeps the arena alive
+        part = arena[start : start + group.nbytes]
+        piece = from_dlpack(part)  # with a storage of its own, which keeps the arena alive
         piece.copy_(bytes_of(group.host.storage))
         group.host = HostCopy(piece.untyped_storage(), "pinned")

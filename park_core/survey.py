@@ -20,6 +20,7 @@ __all__ = [
     "Survey",
     "groups_of",
     "needed_by_autograd",
+    "other_holders",
     "owned_tensors",
     "plain_tensors",
     "survey",
@@ -198,14 +199,20 @@ def viewed_elsewhere(group: StorageGroup, storage: torch.UntypedStorage) -> bool
     return torch._C._storage_Use_Count(storage._cdata) > len(group.views) + 1
 
 
-def needed_by_autograd(group: StorageGroup) -> bool:
-    """Does a graph (or other C++ code, as a script module) hold a member? Then a backward would meet a placeholder.
+def other_holders(tensor: Tensor) -> int:
+    """How many hold the tensor beside its Python object: views of it, an autograd graph (its AccumulateGrad node, or
+    what a backward will need), other C++ code such as a script module."""
+    return int(tensor._use_count()) - 1  # type: ignore[attr-defined]
 
-    Python counts as one holder of a tensor, and each view of it in the group as another.
+
+def needed_by_autograd(group: StorageGroup) -> bool:
+    """Does a graph (or other C++ code) hold a member? Then a backward would meet a placeholder.
+
+    The views of a member that are in the group themselves do not count.
     """
     members = [tensor for _, tensor in group.tensors()]
     for tensor in members:
-        if (more := tensor._use_count() - 1) and more > sum(other._base is tensor for other in members):  # type: ignore[attr-defined]
+        if (holders := other_holders(tensor)) and holders > sum(other._base is tensor for other in members):
             return True
     return False
 
@@ -219,7 +226,7 @@ def _immovable(member: Member) -> str:
         return "it has no data"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return f"its layout ({tensor.layout}, quantized, conjugated or negated) is more than bytes and strides"
-    if member.inner and (tensor.grad_fn or tensor.grad is not None or tensor._use_count() > 1):  # type: ignore[attr-defined]
+    if member.inner and (tensor.grad_fn or tensor.grad is not None or other_holders(tensor)):
         return "it is inside a wrapper, and autograd holds it"
     return ""
 
@@ -233,8 +240,7 @@ def _refusal(member: Member) -> str:
         return f"{member.name!r} is a meta tensor: it has no data; load the component first"
     if tensor.grad is not None:
         return f"{member.name!r} has a gradient; set it to None first (zero_grad)"
-    if tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
-        # One holder is the Python object; an autograd graph is the other (its AccumulateGrad node).
+    if tensor.requires_grad and other_holders(tensor):
         return f"a backward pass through {member.name!r} is pending"
     return ""
 
