@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from .subclass import wraps_others
+
 
 class HostLedger:
     """What CPU storages and live tensors there are; checks take differences. All sizes are bytes."""
@@ -76,7 +78,7 @@ def _storages() -> list[torch.UntypedStorage]:
         for thing in gc.get_objects():
             kind = type(thing)
             # Subclasses with a dispatcher of their own have no storage to ask for; what they wrap is found by itself.
-            if issubclass(kind, torch.Tensor) and not hasattr(kind, "__tensor_flatten__"):
+            if issubclass(kind, torch.Tensor) and not wraps_others(thing):
                 found.append(thing.untyped_storage())
             elif kind is torch.UntypedStorage:
                 found.append(thing)

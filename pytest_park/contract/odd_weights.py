@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from .probes import Probe, Weights, batch, ramp
+from .subclass import wraps_others
 from .traits import Trait, any_weight, never, occupied
 
 
@@ -44,7 +45,7 @@ def _dtype(dtype: torch.dtype) -> Trait:
 
 def _needs_float32(weight: torch.Tensor) -> bool:
     """Whether bfloat16 would not do, as it does for ones and zeros."""
-    if hasattr(type(weight), "__tensor_flatten__"):
+    if wraps_others(weight):
         return False
     values = weight.detach()
     return not torch.equal(values, values.bfloat16().float())

@@ -9,6 +9,11 @@ import torch
 from .verdict import NotApplicable
 
 
+def wraps_others(tensor: torch.Tensor) -> bool:
+    """Whether its class is a wrapper that tells what it wraps. The tensor itself is not asked: it may be parked."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
 class Pair(torch.Tensor):
     """Wraps *first* and *second*; every operation is done on both."""
 

@@ -15,7 +15,7 @@ from torch import nn
 from .case import flat_tensors, streamed_parameters
 from .parkable import Parkable
 from .probes import Calculation, Probe, Stack, Weights, batch, filled, linear, plain, ramp
-from .subclass import Pair, dtensor, is_dtensor
+from .subclass import Pair, dtensor, is_dtensor, wraps_others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +120,7 @@ def _subclass(device: torch.device) -> Probe:
     return Probe(Calculation(forward, pair=pair, plain=linear(16, 16, device)), batch(device))
 
 
-SUBCLASS = Trait(
-    "weights that wrap other tensors", any_weight(lambda weight: hasattr(type(weight), "__tensor_flatten__")), _subclass
-)
+SUBCLASS = Trait("weights that wrap other tensors", any_weight(wraps_others), _subclass)
 
 
 def _distributed(device: torch.device) -> Probe:

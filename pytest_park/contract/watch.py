@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .subclass import wraps_others
+
 
 class SawPlaceholder(BaseException):
     """A kernel was about to be called with a placeholder. Not an Exception: the code under test must not catch it."""
@@ -31,7 +33,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
-            if not hasattr(type(tensor), "__tensor_flatten__"):
+            if not wraps_others(tensor):
                 names = self._names.get(tensor.untyped_storage()._cdata)
                 if names is not None:
                     raise SawPlaceholder(str(function), names)

@@ -13,6 +13,7 @@ from ..parkable import Parkable
 from ..probes import batch, linear
 from ..registry import promise
 from ..snapshot import bits_of, inner_tensors
+from ..subclass import wraps_others
 from ..traits import DTENSOR, SEVERAL_NAMES, STREAMED, SUBCLASS, TIED_TO_STREAMED
 from ..verdict import Broken, bytes_text, error_text
 
@@ -151,7 +152,7 @@ def check_a_tied_weight_comes_back_as_one(case: Case, kind: object) -> None:
     variants={"a wrapper subclass": SUBCLASS, "a DTensor": DTENSOR},
 )
 def check_a_wrapper_subclass_is_parked_or_named(case: Case, kind: object) -> None:
-    wrappers = {name: w for name, w in case.weights().items() if hasattr(type(w), "__tensor_flatten__")}
+    wrappers = {name: w for name, w in case.weights().items() if wraps_others(w)}
     sizes = {name: _inner_bytes(name, weight) for name, weight in wrappers.items()}
     others = case.bytes - sum(sizes.values())
     before = case.device.settled_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -72,32 +72,30 @@ class PicklesPlaceholders(Healthy):
     disguise_as = _PicklesPlaceholders
 
 
+class _WithMethods(Healthy):
+    """Gives the parameters odd *methods*, also while they are resident."""
+
+    methods: ClassVar[dict[str, Any]]
+
+    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
+        super().__init__(module, *args, **options)
+        for parameter in module.parameters():
+            kind = type(parameter)
+            parameter.__class__ = type(kind.__name__, (kind,), self.methods)
+
+
 @sick("c18_")
-class PicklesItsHostCopies(Healthy):
+class PicklesItsHostCopies(_WithMethods):
     """What is saved of a module are its host copies, and after a restore there are none."""
 
-    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
-        super().__init__(module, *args, **options)
-        for parameter in module.parameters():
-            parameter.__class__ = _pickled_empty(type(parameter))
-
-
-def _pickled_empty(kind: type) -> type:
-    return type(kind.__name__, (kind,), {"__reduce_ex__": _PicklesPlaceholders.__reduce_ex__})
+    methods: ClassVar[dict[str, Any]] = {"__reduce_ex__": _PicklesPlaceholders.__reduce_ex__}
 
 
 @sick("c18_")
-class SharesWithItsCopy(Healthy):
+class SharesWithItsCopy(_WithMethods):
     """A deep copy of the module has the same parameters as the original."""
 
-    def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
-        super().__init__(module, *args, **options)
-        for parameter in module.parameters():
-            parameter.__class__ = _shared(type(parameter))
-
-
-def _shared(kind: type) -> type:
-    return type(kind.__name__, (kind,), {"__deepcopy__": lambda self, memo: self})
+    methods: ClassVar[dict[str, Any]] = {"__deepcopy__": lambda self, memo: self}
 
 
 @sick("c19_")
