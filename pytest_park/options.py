@@ -7,7 +7,7 @@ Every option is None unless it is given, so that the ini value is seen; a value 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeGuard, get_args
 
 import pytest
 
@@ -110,9 +110,14 @@ def memory_of(value: int | str, source: str) -> int:
     return memory
 
 
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether ``value`` is a number of devices that a person can have meant."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def count_of(value: object, source: str) -> int:
     """``value`` if it is a number of fake devices, else a ``pytest.UsageError`` that names ``source``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_FAKE_COUNT:
+    if not is_count(value) or value > MAX_FAKE_COUNT:
         raise pytest.UsageError(
             f"{source}: {value!r} is not a number of devices: give a number from 1 to {MAX_FAKE_COUNT}."
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pytest_park import marks
+from pytest_park.options import is_count
 from pytest_park.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class WantedGpu:
             raise pytest.UsageError(
                 f"{nodeid}: @pytest.mark.real_gpu: vendor={vendor!r} is not known: use one of {', '.join(VENDORS)}."
             )
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if not is_count(count):
             raise pytest.UsageError(
                 f"{nodeid}: @pytest.mark.real_gpu: count={count!r} is not a number of devices: use 1 or more."
             )
